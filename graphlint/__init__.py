@@ -1,0 +1,31 @@
+"""graphlint keeps PyTorch code safe to capture in a CUDA graph.
+
+`import graphlint` is cheap: the linter's parts and the guard's parts are loaded on first use, so that linting needs no
+torch and the guard needs no libcst.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from graphlint.findings import Finding as Finding
+    from graphlint.pipeline import lint as lint
+
+# public name -> module that defines it
+_LAZY = {
+    "lint": "graphlint.pipeline",
+    "Finding": "graphlint.findings",
+}
+
+__all__ = ["__version__", *sorted(_LAZY)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'graphlint' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)
