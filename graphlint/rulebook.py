@@ -8,6 +8,9 @@ A rule page opens with `# name` and one TOML block; the rest is its documentatio
     torch.where(_)                                      exactly one argument
     torch.repeat_interleave(..., output_size=None)      whatever other arguments; this keyword missing or None
     torch.nn.utils.clip_grad_norm_(..., error_if_nonfinite=True)
+    torch.normal(_, Tensor, ...)                           this argument is a tensor (on the device, as far as is known)
+    torch.masked.mean(..., mask=_)                         this keyword is given, whatever its value
+    print(..., Tensor, ...)                                some positional argument is a tensor
 """
 
 from __future__ import annotations
@@ -48,13 +51,14 @@ FAMILIES = (
 SEVERITIES = ("crash", "silent", "leak", "slow", "note")
 ANY = "_"
 REST = "..."
+TENSOR = "Tensor"
 
 
 class CallFact(msgspec.Struct, frozen=True):
     """One line of a `[calls]` table: which call, and why it matters.
 
-    `name` is the qualified name; `args` the positional patterns (`None` when any arguments match, `"_"` for any one value, `"..."` for the rest,
-    else a literal); `keywords` the wanted literals. The fact holds for torch releases from `from_` up to and including `until` ("2.10").
+    `name` is the qualified name; `args` the positional patterns (`None` when any arguments match, `"_"` for any one value, `"Tensor"` for a tensor,
+    `"..."` for the rest, else a literal); `keywords` the wanted literals. The fact holds for torch releases from `from_` up to and including `until` ("2.10").
     """
 
     rule: str
@@ -228,7 +232,7 @@ def parse_key(key: str) -> tuple[str, tuple[object, ...] | None, tuple[tuple[str
 
 
 def _pattern(node: ast.expr) -> object:
-    if isinstance(node, ast.Name) and node.id == ANY:
-        return ANY
+    if isinstance(node, ast.Name) and node.id in (ANY, TENSOR):
+        return node.id
     value = ast.literal_eval(node)
     return REST if value is ... else value
