@@ -1,0 +1,158 @@
+"""Measures what the profile projects: the same step, and single modules, as a captured graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graphlint.runtime.profiling.reach import Reached
+from graphlint.runtime.profiling.record import Batch, Step, wall_time
+from graphlint.runtime.profiling.state import Snapshot
+
+_WARMUP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Wall times of one thing, eager and replayed, in microseconds; or the reason why it could not be captured."""
+
+    eager: float
+    graphed: float | None
+    reason: str = ""
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster the replay is."""
+        return None if self.graphed is None else self.eager / self.graphed
+
+
+def measure_step(step: Step, eager: float) -> Measured:
+    """Captures the whole step and times its replay, copies of new inputs included.
+
+    Args:
+        step: leaves its state changed; take a `Snapshot` around this.
+        eager: wall time of the eager step in microseconds.
+    """
+    batch = step.batch(0)
+    static = tuple(a.clone() if _on_device(a) else a for a in batch)
+    pairs = [(s, a) for s, a in zip(static, batch, strict=True) if _on_device(a)]
+    try:
+        graph = capture(lambda: step.fn(*static))
+    except Exception as error:
+        return Measured(eager, None, _why(error))
+
+    def replay(_: int) -> None:
+        if pairs:
+            torch._foreach_copy_([s for s, _ in pairs], [a for _, a in pairs])
+        graph.replay()
+
+    return Measured(eager, wall_time(replay))
+
+
+def measure_modules(step: Step, reached: Reached, paths: Sequence[str]) -> dict[str, Measured]:
+    """Each named module alone, forward and backward, on the inputs that it gets in the step."""
+    results: dict[str, Measured] = {}
+    with torch.no_grad():
+        snapshot = Snapshot(reached, on_host=True)
+    for path in paths:
+        module = _find(reached, path)
+        if module is not None:
+            results[path] = _measure_module(step, module)
+            snapshot.restore()
+    return results
+
+
+def _measure_module(step: Step, module: Any) -> Measured:
+    args, kwargs = _inputs(step, module)
+    if args is None:
+        return Measured(0.0, None, "the step does not call it")
+
+    def run(_: int = 0) -> None:
+        output = module(*args, **kwargs)
+        leaves, _ = torch.utils._pytree.tree_flatten(output)
+        ends = [t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad]
+        if ends:
+            torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
+
+    try:
+        for _ in range(_WARMUP):
+            run()
+        eager = wall_time(run)
+        graph = capture(run)
+        return Measured(eager, wall_time(lambda _: graph.replay()))
+    except Exception as error:
+        return Measured(0.0, None, _why(error))
+
+
+def _inputs(step: Step, module: Any) -> tuple[Batch | None, dict[str, Any]]:
+    """Copies of what the module is called with in one step."""
+    caught: list[tuple[Batch, dict[str, Any]]] = []
+
+    def catch(_module: Any, args: Batch, kwargs: dict[str, Any]) -> None:
+        if not caught:
+            caught.append(torch.utils._pytree.tree_map(_detached, (args, kwargs)))
+
+    with _hook(module, catch):
+        step(0)
+    return caught[0] if caught else (None, {})
+
+
+@contextmanager
+def _hook(module: Any, catch: Callable[..., None]) -> Iterator[None]:
+    handle = module.register_forward_pre_hook(catch, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _detached(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.requires_grad)
+
+
+def capture(run: Callable[[], Any]) -> Any:
+    """A graph of `run`, after warm-up on the stream that captures it.
+
+    Raises:
+        RuntimeError: whatever makes the capture fail.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARMUP):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        run()
+    for _ in range(2):  # the first replay also uploads the graph
+        graph.replay()
+    torch.cuda.synchronize()
+    return graph
+
+
+def _find(reached: Reached, path: str) -> Any | None:
+    for root, module in reached.modules.items():
+        if path == root:
+            return module
+        if path.startswith(root + "."):
+            return dict(module.named_modules()).get(path.removeprefix(root + "."))
+    return None
+
+
+def _on_device(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_cuda
+
+
+def _why(error: BaseException) -> str:
+    """The first error of the chain: a failed capture ends in a second one that says less."""
+    while error.__context__ is not None and isinstance(error.__context__, Exception):
+        error = error.__context__
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

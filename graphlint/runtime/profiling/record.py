@@ -1,0 +1,249 @@
+"""Records a step on a GPU: its wall time without a profiler, then a trace of a few steps with one.
+
+The only part of the profile, beside `measure.py`, that needs torch.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graphlint.runtime.profiling import chrome
+from graphlint.runtime.profiling.costs import ReplayCosts
+from graphlint.runtime.profiling.reach import Reached
+from graphlint.runtime.profiling.timeline import MODULE_MARK, STEP_MARK, DeviceOp, Timeline
+
+Batch = tuple[Any, ...]
+Batches = Sequence[Batch] | Callable[[int], Batch] | None
+
+_SECONDS = 0.4  # how long a timed loop may run
+_MOST = 50  # steps of a timed loop at most
+
+
+class NoDevice(RuntimeError):
+    """There is no GPU to measure on."""
+
+
+class StepFailed(RuntimeError):
+    """The step itself raises; its own error is the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What was measured of one step."""
+
+    timeline: Timeline
+    wall: float  # microseconds per step, host and device running freely, no profiler
+    enqueue: float  # microseconds from the call to its return on an idle device, no profiler
+    costs: ReplayCosts
+    input_shapes: tuple[tuple[str, ...], ...]  # of each recorded step's batch, one text for each tensor
+
+
+class Step:
+    """A callable with its batches: `step(i)` runs iteration `i`."""
+
+    def __init__(self, fn: Callable[..., Any], args: Batch = (), batches: Batches = None) -> None:
+        self.fn = fn
+        self._args = args
+        self._batches = batches
+
+    def batch(self, i: int) -> Batch:
+        if self._batches is None:
+            return self._args
+        got = self._batches(i) if callable(self._batches) else self._batches[i % len(self._batches)]
+        return got if isinstance(got, tuple) else (got,)
+
+    def __call__(self, i: int) -> Any:
+        return self.fn(*self.batch(i))
+
+
+def require_device() -> None:
+    """Raises:
+    NoDevice: torch sees no CUDA device.
+    """
+    if not torch.cuda.is_available():
+        raise NoDevice(
+            "no CUDA device: a profile measures a GPU; record a trace on a machine that has one and give its file instead"
+        )
+
+
+def record(step: Step, reached: Reached, steps: int, warmup: int, trace: Path | None = None) -> Recording:
+    """Runs and records the step.
+
+    Args:
+        step: what one iteration does; it runs for real, so take a `Snapshot` first if that matters.
+        reached: its modules are marked in the recording.
+        steps: recorded iterations.
+        warmup: iterations before anything is measured.
+        trace: where to keep the Chrome trace, for other viewers.
+
+    Raises:
+        NoDevice: no GPU.
+        StepFailed: the step raises.
+    """
+    require_device()
+    try:
+        for i in range(warmup):
+            step(i)
+        torch.cuda.synchronize()
+    except Exception as error:
+        raise StepFailed(f"the step raises {type(error).__name__}: {_first_line(error)}") from error
+    wall, enqueue = wall_time(step), enqueue_time(step)
+    timeline = trace_steps(step, reached, steps, trace)
+    shapes = tuple(_shapes(step.batch(i)) for i in range(steps))
+    return Recording(timeline, wall, enqueue, calibrate(), shapes)
+
+
+def wall_time(run: Callable[[int], Any]) -> float:
+    """Microseconds per iteration with host and device running freely: median of three loops."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    run(0)
+    torch.cuda.synchronize()
+    count = max(5, min(_MOST, int(_SECONDS / max(time.perf_counter() - began, 1e-6))))
+    return statistics.median(_loop(run, count) for _ in range(3))
+
+
+def _loop(run: Callable[[int], Any], count: int) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for i in range(count):
+        run(i)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / count * 1e6
+
+
+def enqueue_time(run: Callable[[int], Any], count: int = 10) -> float:
+    """Microseconds that the host needs for one iteration when the device never makes it wait: median."""
+    times = []
+    for i in range(count):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        run(i)
+        times.append((time.perf_counter() - began) * 1e6)
+    torch.cuda.synchronize()
+    return statistics.median(times)
+
+
+def trace_steps(step: Callable[[int], Any], reached: Reached, steps: int, trace: Path | None = None) -> Timeline:
+    """The timeline of `steps` iterations under `torch.profiler`, with steps and modules marked.
+
+    Two unmarked iterations run first: the profiler's own start must not count.
+    """
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with tempfile.TemporaryDirectory() as folder, _marked(reached):
+        with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
+            for i in range(steps + 2):
+                name = f"{STEP_MARK}{i - 2}" if i >= 2 else "graphlint.settle"
+                with torch.profiler.record_function(name):
+                    step(i)
+            torch.cuda.synchronize()
+        path = trace or Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        timeline = chrome.read(path)
+    return _labelled(timeline)
+
+
+def _labelled(timeline: Timeline) -> Timeline:
+    from dataclasses import replace
+
+    return replace(timeline, source="live run", card=torch.cuda.get_device_name(), torch=torch.__version__)
+
+
+@contextmanager
+def _marked(reached: Reached) -> Iterator[None]:
+    """Forward calls of every module become named ranges of the recording."""
+    handles: list[Any] = []
+    for root, module in reached.modules.items():
+        for path, part in module.named_modules():
+            name = f"{MODULE_MARK}{root}{'.' if path else ''}{path}|{type(part).__name__}"
+            handles.extend(_mark(part, name))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _mark(module: Any, name: str) -> tuple[Any, Any]:
+    open_ranges: list[Any] = []
+
+    def enter(_module: Any, _args: Any) -> None:
+        mark = torch.profiler.record_function(name)
+        mark.__enter__()
+        open_ranges.append(mark)
+
+    def leave(_module: Any, _args: Any, _output: Any) -> None:
+        if open_ranges:
+            open_ranges.pop().__exit__(None, None, None)
+
+    return (
+        module.register_forward_pre_hook(enter, prepend=True),
+        module.register_forward_hook(leave, always_call=True),
+    )
+
+
+def calibrate(nodes: int = 400) -> ReplayCosts:
+    """Measures graph launches and the gaps between nodes on the current device, with a chain of tiny kernels.
+
+    Takes about half a second.
+    """
+    small, large = torch.zeros(64, device="cuda"), torch.zeros(1 << 24, device="cuda")
+    tiny, big = _chain(small, nodes), _chain(large, 40)
+    tiny_work, big_work = _kernel_time(lambda: _add(small, 100)), _kernel_time(lambda: _add(large, 40))
+    replay_many = enqueue_time(lambda _: tiny.replay())
+    replay_few = enqueue_time(lambda _: big.replay())
+    node_gap = max(0.0, wall_time(lambda _: tiny.replay()) / nodes - tiny_work)
+    eager_gap = max(0.0, wall_time(lambda _: _add(large, 40)) / 40 - big_work)
+    slope = max(0.0, (replay_many - replay_few) / (nodes - 40))
+    return ReplayCosts(
+        node_gap=node_gap,
+        eager_gap=eager_gap,
+        replay=max(1.0, replay_few - 40 * slope),
+        replay_per_node=slope,
+        source=f"measured on {torch.cuda.get_device_name()}, torch {torch.__version__}",
+    )
+
+
+def _add(x: Any, times: int) -> None:
+    for _ in range(times):
+        x.add_(1)
+
+
+def _chain(x: Any, nodes: int) -> Any:
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        _add(x, nodes)
+    graph.replay()
+    return graph
+
+
+def _kernel_time(run: Callable[[], None]) -> float:
+    """Mean device time of one kernel of `run`, as the profiler sees it: the measure that recordings use."""
+    with tempfile.TemporaryDirectory() as folder:
+        run()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profiler:
+            run()
+            torch.cuda.synchronize()
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        kernels: Sequence[DeviceOp] = [o for o in chrome.read(path).device if o.kind == "kernel"]
+    return statistics.median(k.duration for k in kernels)
+
+
+def _shapes(batch: Batch) -> tuple[str, ...]:
+    leaves, _ = torch.utils._pytree.tree_flatten(batch)
+    return tuple("x".join(map(str, leaf.shape)) or "scalar" for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]
