@@ -98,6 +98,15 @@ class RegionInfo(msgspec.Struct, frozen=True):
     resolved: bool
 
 
+class Suppressed(msgspec.Struct, frozen=True):
+    """A finding that a comment in the source silences, with the reason given there."""
+
+    finding: Finding
+    reason: str
+    filename: str
+    row: int
+
+
 class LintResult(msgspec.Struct, frozen=True):
     """What `pipeline.lint` hands to the reports: sorted findings, problems, regions, and how much stayed unresolved."""
 
@@ -106,3 +115,4 @@ class LintResult(msgspec.Struct, frozen=True):
     regions: tuple[RegionInfo, ...] = ()
     files: int = 0
     unresolved: tuple[Problem, ...] = ()
+    suppressed: tuple[Suppressed, ...] = ()

@@ -47,6 +47,7 @@ FAMILIES = (
     "side-effect",
     "recapture",
     "compile",
+    "suppression",  # about comments, not about code
 )
 SEVERITIES = ("crash", "silent", "leak", "slow", "note")
 ANY = "_"

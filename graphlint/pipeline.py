@@ -1,0 +1,128 @@
+"""The whole static flow on one screen.
+
+    files -> summary (cached) -> link -> regions -> flow -> checks -> findings -> report
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from graphlint import cache, config, discover, selection, suppress
+from graphlint.config import Config
+from graphlint.discover import Stdin
+from graphlint.files import Source, Sources
+from graphlint.findings import Finding, LintResult, Problem, Related
+
+SMALL = 1 << 20  # a project of up to so many bytes is checked for syntax whole; a larger one where regions lead
+
+
+def lint(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], settings: Config | None = None, stdin: Stdin | None = None) -> LintResult:
+    """Lints files and folders as one program; without `settings`, with those of the nearest configuration.
+
+    Answers with sorted findings, and with a `Problem` for each thing that could not be done. Raises `config.ConfigError`.
+    """
+    wanted = [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+    settings = settings or config.find(wanted)
+    sources, troubles = discover.discover(wanted, settings, stdin)
+    earlier = cache.RunCache(settings)
+    result = earlier.load(sources)
+    if result is None:
+        result = run(sources, settings, named=wanted)
+        earlier.save(sources, result)
+    return msgspec.structs.replace(result, problems=(*troubles, *result.problems))
+
+
+def run(sources: Sources, settings: Config, named: Sequence[str] = ()) -> LintResult:
+    """The work itself, without looking for an earlier result."""
+    unreadable = [problem for source in sources.linted if (problem := source.check())]
+    result = analyse(sources, settings)
+    problems = _merged(unreadable, result.problems, _syntax_problems(sources, named))
+    result = msgspec.structs.replace(result, problems=problems, files=len(sources.linted))
+    cache.summary_store(settings).flush()
+    return tidy(result, sources, settings)
+
+
+def tidy(result: LintResult, sources: Sources, settings: Config) -> LintResult:
+    """Raw findings -> what the user asked for: not suppressed, selected, concerning linted files, each fault once, in order."""
+    result = suppress.apply(_concerning(result, sources), sources, settings)
+    chosen = [finding for finding in result.findings if selection.wanted(finding, settings)]
+    return msgspec.structs.replace(result, findings=tuple(_once(chosen)))
+
+
+def _concerning(result: LintResult, sources: Sources) -> LintResult:
+    """Only findings whose fault, region or way lies in a linted file; only regions in linted files."""
+
+    def concerns(finding: Finding) -> bool:
+        places = [finding.at.filename, *(step.filename for step in finding.trace)]
+        places += [finding.region.filename] if finding.region else []
+        return any(map(sources.is_linted, places))
+
+    return msgspec.structs.replace(
+        result,
+        findings=tuple(filter(concerns, result.findings)),
+        regions=tuple(sorted((r for r in result.regions if sources.is_linted(r.filename)), key=lambda r: (r.filename, r.row, r.kind))),
+    )
+
+
+def _once(findings: Iterable[Finding]) -> list[Finding]:
+    """Each fault once, by its shortest way; other regions that reach it too become related places."""
+    groups: dict[tuple[object, ...], list[Finding]] = {}
+    for finding in sorted(findings, key=lambda f: (f.at, f.code, len(f.trace), f.region.filename if f.region else "", f.region.row if f.region else 0)):
+        groups.setdefault((finding.at, finding.code), []).append(finding)
+    return [_with_others(*group) for group in groups.values()]
+
+
+def _with_others(first: Finding, *others: Finding) -> Finding:
+    regions = dict.fromkeys(other.region for other in others if other.region and other.region != first.region)
+    also = tuple(Related(region.filename, region.row, "another capture reaches it too") for region in regions)
+    return msgspec.structs.replace(first, related=(*first.related, *also[:3])) if also else first
+
+
+def _merged(*groups: Iterable[Problem]) -> tuple[Problem, ...]:
+    """All problems in order, one for each file and row."""
+    found = {(problem.filename, problem.row): problem for group in reversed(groups) for problem in group}
+    return tuple(found[key] for key in sorted(found))
+
+
+def _syntax_problems(sources: Sources, named: Sequence[str]) -> list[Problem]:
+    """Files that Python can't parse, among those named one by one, or among all of a small project."""
+    small = sum(source.stat.size for source in sources.linted) <= SMALL
+    single = {os.path.abspath(path) for path in named}
+    return [problem for source in sources.linted if (small or source.file in single) and (problem := syntax_problem(source))]
+
+
+def syntax_problem(source: Source) -> Problem | None:
+    """What is wrong with the syntax of one file, as the running Python and, failing that, libcst's newer grammar see it."""
+    if source.check():
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(source.text)
+    except SyntaxError as error:
+        return None if _newer_syntax(source.text) else Problem(source.path, error.lineno or 1, f"is no valid Python: {error.msg}")
+    except (RecursionError, MemoryError):
+        return Problem(source.path, 1, "is nested too deeply to be read")
+    except ValueError as error:
+        return Problem(source.path, 1, f"is no valid Python: {error}")
+    return None
+
+
+def _newer_syntax(text: str) -> bool:
+    import libcst  # 0.3 s, for files that this Python refuses
+
+    try:
+        libcst.parse_module(text)
+    except (libcst.ParserSyntaxError, RecursionError, ValueError):
+        return False
+    return True
+
+
+def analyse(sources: Sources, settings: Config) -> LintResult:
+    """The engine: sources -> raw findings and regions."""
+    return LintResult(findings=())
