@@ -1,0 +1,80 @@
+"""Opens a session: the modes, the patches and the optimizer hooks that make one dry run."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from graphlint.runtime.dryrun.modes import CallMode, OpMode
+from graphlint.runtime.dryrun.patches import installed
+from graphlint.runtime.dryrun.session import Session
+
+_open: list[Session] = []
+
+
+def has_device() -> bool:
+    """Whether this machine has a CUDA device, asked past any emulation."""
+    return bool(torch._C._cuda_getDeviceCount() > 0) if hasattr(torch._C, "_cuda_getDeviceCount") else False
+
+
+def current() -> Session | None:
+    """The session that is open on this process, if any."""
+    return _open[-1] if _open else None
+
+
+@contextlib.contextmanager
+def emulated_device(session: Session | None = None) -> Iterator[Session]:
+    """Code inside runs as on a machine with one CUDA device: where there is none, the CPU plays it.
+
+    `device="cuda"`, `.cuda()`, `.to("cuda")`, streams, events and graphs work; where each tensor would live is remembered. On a machine with a
+    device nothing is remapped, calls are only watched. Sessions don't nest: an inner one is the outer one.
+    """
+    running = current()
+    if running is not None:
+        yield running
+        return
+    session = session or Session(emulated=not has_device())
+    _open.append(session)
+    try:
+        with installed(session), _optimizers(session), CallMode(session), OpMode(session):
+            yield session
+    finally:
+        _open.remove(session)
+
+
+@contextlib.contextmanager
+def _optimizers(session: Session) -> Iterator[None]:
+    """While a region is open, an optimizer that is about to step is asked whether it may."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    def about_to_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if session.recording and not _may_step(session, optimizer):
+            session.event("not-capturable", f"{type(optimizer).__name__}.step")
+
+    handle = register_optimizer_step_pre_hook(about_to_step)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _may_step(session: Session, optimizer: Any) -> bool:
+    """Torch refuses a capture of an optimizer that knows `capturable` and has it off, for parameters on the device."""
+    if "capturable" not in optimizer.defaults:
+        return True
+    on_device = any(session.role(p) == "device" for group in optimizer.param_groups for p in group["params"])
+    return not on_device or all(group.get("capturable") for group in optimizer.param_groups)
+
+
+@contextlib.contextmanager
+def forward_lines() -> Iterator[None]:
+    """Anomaly mode without its checks: every node of the backward pass remembers the forward line that made it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mode = torch.autograd.set_detect_anomaly(True, check_nan=False)
+    with mode:
+        yield

@@ -1,0 +1,269 @@
+"""Judges what the dry run wrote down: which operators and events break a capture, under which rule, in which words. Plain Python, no torch.
+
+The operators come from the `[ops]` tables of the rulebook. An operator there is a suspect; a condition below may clear it, because only a CPU
+does it, or because it is harmful in one form alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from graphlint import rulebook
+from graphlint.findings import Finding, Place, Related, Step
+from graphlint.runtime.dryrun.records import Event, Op, Site, Trace
+
+Version = tuple[int, int]
+
+
+class EventFact(msgspec.Struct, frozen=True):
+    """What an event means: its rule, the reason, and the torch releases that it holds for."""
+
+    rule: str
+    why: str
+    until: str = ""
+
+
+EVENTS: dict[str, EventFact] = {
+    "read": EventFact("host-sync", "waits for the GPU and brings its values to the host"),
+    "d2h": EventFact("host-sync", "copies a device tensor to pageable host memory and waits for it"),
+    "h2d": EventFact("host-copy", "copies {detail} host memory to the device"),
+    "one-hot": EventFact("dynamic-shape", "reads the largest class on the host to size its result"),
+    "print": EventFact("printed-tensor", "reads the tensor's values on the host to write them out"),
+    "host-index": EventFact("host-index", "copies the index from the host to the device"),
+    "pinned-alloc": EventFact("pinned-alloc", "allocates pinned memory, which is not permitted while a stream captures", until="2.10"),
+    "host-draw": EventFact("host-rng", "draws a random number on the host; the graph keeps the one of the capture for good"),
+    "seed": EventFact("seed-in-region", "seeds a generator inside the region"),
+    "rng-state": EventFact("generator-state", "{detail}s the state of a generator on the host", until="2.9"),
+    "custom-generator": EventFact("unregistered-generator", "draws from a generator that the graph does not know"),
+    "stream-sync": EventFact("stream-sync", "asks the host to wait for the device, which a capturing stream does not allow"),
+    "unforked-stream": EventFact("unforked-stream", "gives work to a stream that has not been forked from the capturing one"),
+    "unjoined-stream": EventFact("unjoined-stream", "leaves work on a side stream that the capturing stream never waits for"),
+    "default-stream": EventFact("default-stream", "gives work to the default stream, which can't be captured"),
+    "outside-event": EventFact("outside-event", "waits for an event that was recorded outside the capture"),
+    "nested-capture": EventFact("nested-capture", "opens a capture inside a capture"),
+    "thread": EventFact("thread-in-capture", "calls the device from another thread while the region is open in global mode"),
+    "allocator": EventFact("allocator-call", "asks the allocator to give memory back while the region is open"),
+    "first-compiled-call": EventFact("first-compiled-call", "is called for the first time inside the region, so it compiles there"),
+    "scheduler-step": EventFact("scheduler-in-region", "runs on the host at capture only; replay keeps the learning rate"),
+    "not-capturable": EventFact("not-capturable", "refuses to step in a capture: its `capturable` is False"),
+    "first-collective": EventFact("first-collective", "is the first collective of this process group, which sets up its communicator"),
+    "blocking-collective": EventFact("blocking-collective", "makes the host wait for other ranks"),
+    "cpu-collective": EventFact("cpu-collective", "runs over a backend that works on the host"),
+}
+
+#: operators of the field's common violations, for rules whose page lists none of them
+COMMON_OPS: dict[str, tuple[str, str]] = {
+    "aten::_local_scalar_dense": ("host-sync", "waits for the GPU and brings one value to the host"),
+    "aten::equal": ("host-sync", "compares on the device and brings the answer to the host"),
+    "aten::allclose": ("host-sync", "compares on the device and brings the answer to the host"),
+    "aten::nonzero": ("dynamic-shape", "sizes its result from data, which the host must read first"),
+    "aten::index": ("dynamic-shape", "selects by a mask, so the host must read how many elements are true"),
+    "aten::index_put_": ("dynamic-shape", "writes through a mask, so the host must read how many elements are true"),
+    "aten::_index_put_impl_": ("dynamic-shape", "writes through a mask, so the host must read how many elements are true"),
+    "aten::masked_select": ("dynamic-shape", "sizes its result from data, which the host must read first"),
+    "aten::_unique2": ("dynamic-shape", "sizes its result from data, which the host must read first"),
+    "aten::_unique": ("dynamic-shape", "sizes its result from data, which the host must read first"),
+    "aten::unique_dim": ("dynamic-shape", "sizes its result from data, which the host must read first"),
+    "aten::unique_consecutive": ("dynamic-shape", "sizes its result from data, which the host must read first"),
+    "aten::unique_dim_consecutive": ("dynamic-shape", "sizes its result from data, which the host must read first"),
+    "aten::bincount": ("dynamic-shape", "reads the largest value on the host to size its result"),
+    "aten::histc": ("dynamic-shape", "reads the smallest and the largest value on the host"),
+    "aten::repeat_interleave": ("dynamic-shape", "reads the sum of the repeats on the host to size its result"),
+    "aten::segment_reduce": ("hidden-check", "checks the lengths on the host"),
+    "aten::normal": ("hidden-check", "checks on the host that no standard deviation is negative"),
+    "aten::_linalg_check_errors": ("checked-linalg", "checks the status of the factorisation on the host"),
+    "aten::_linalg_eigh": ("checked-linalg", "synchronises inside"),
+    "aten::linalg_eig": ("checked-linalg", "synchronises inside"),
+    "aten::_linalg_eigvals": ("checked-linalg", "synchronises inside"),
+    "aten::linalg_eigvals": ("checked-linalg", "synchronises inside"),
+    "aten::_linalg_svd": ("checked-linalg", "synchronises inside"),
+    "aten::linalg_lstsq": ("checked-linalg", "synchronises inside"),
+    "aten::linalg_matrix_exp": ("checked-linalg", "synchronises inside"),
+    "aten::linalg_pinv": ("checked-linalg", "synchronises inside"),
+    "aten::_ctc_loss": ("hidden-check", "reads the lengths on the host"),
+    "aten::_to_sparse": ("dynamic-shape", "counts the elements that are not zero on the host"),
+    "aten::_to_sparse_csr": ("dynamic-shape", "counts the elements that are not zero on the host"),
+    "aten::to_sparse": ("dynamic-shape", "counts the elements that are not zero on the host"),
+}
+
+#: calls inside which a CPU reads values that a device does not
+_CPU_READS = ("one_hot", "quantile", "nanquantile", "cross_entropy", "nll_loss", "embedding_bag", "bucketize", "grid_sample", "multi_margin_loss")
+
+
+def _masks(op: Op) -> bool:
+    """Whether one of the indices is a mask on the device."""
+    return any(x.dtype in ("torch.bool", "torch.uint8") and x.role == "device" for x in op.operands[1:])
+
+
+def _masked_put(op: Op) -> bool:
+    """A masked write of a plain number is a masked fill; of a device tensor it is not."""
+    return _masks(op) and op.operands[-1].role == "device"
+
+
+def _scalar(op: Op, name: str) -> object:
+    return dict(op.scalars).get(name)
+
+
+def _reads(op: Op) -> bool:
+    return not any(op.call.rsplit(".", 1)[-1] == name for name in _CPU_READS)
+
+
+def _open_histogram(op: Op) -> bool:
+    low, high = _scalar(op, "min") or 0, _scalar(op, "max") or 0
+    return low == high
+
+
+_CONDITIONS: dict[str, Callable[[Op], bool]] = {
+    "aten::_local_scalar_dense": _reads,
+    "aten::item": _reads,
+    "aten::index": _masks,
+    "aten::index_put_": _masked_put,
+    "aten::index_put": _masked_put,
+    "aten::_index_put_impl_": _masked_put,
+    "aten::repeat_interleave": lambda op: not any(x == "output_size" and y is not None for x, y in op.scalars),
+    "aten::histc": _open_histogram,
+    "aten::normal": lambda op: op.overload in ("Tensor_Tensor", "float_Tensor"),
+}
+
+
+class Judge:
+    """Turns traces into findings for one torch release, `(2, 11)`."""
+
+    def __init__(self, version: Version, book: rulebook.Rulebook | None = None) -> None:
+        self._version = version
+        self._book = book or rulebook.load()
+
+    def judge(self, trace: Trace) -> list[Finding]:
+        """All findings of one trace, each line and rule once, in the order they were met."""
+        found: dict[tuple[str, str, int], Finding] = {}
+        busy = {event.site.place for event in trace.events if event.kind in ("not-capturable", "print", "h2d", "one-hot")}
+        for finding in self._events(trace.events):
+            found.setdefault((finding.code, finding.at.filename, finding.at.row), finding)
+        for op in trace.ops:
+            judged = self.operator(op)
+            if judged is None or (op.site.place in busy and judged.name in ("host-sync", "uncapturable-optimizer", "not-capturable")):
+                continue
+            found.setdefault((judged.code, judged.at.filename, judged.at.row), judged)
+        return list(found.values())
+
+    def _events(self, events: Iterable[Event]) -> Iterable[Finding]:
+        for event in events:
+            fact = EVENTS.get(event.kind)
+            if fact is None or (fact.until and self._version > rulebook.parse_version(fact.until)):
+                continue
+            rule = fact.rule
+            if event.kind in ("read", "d2h"):
+                rule = self._reader(event.call, event.site, rule)
+            if rule:
+                yield self.finding(rule, event.call, fact.why.format(detail=event.detail), event.site, event.forward)
+
+    def operator(self, op: Op) -> Finding | None:
+        """The finding about one operator, or None where it is harmless."""
+        mixed = self._mixed(op)
+        if mixed is not None:
+            return mixed
+        suspect = self._suspect(op)
+        if suspect is None or not op.on_device:
+            return None
+        condition = _CONDITIONS.get(op.name)
+        if condition is not None and not condition(op):
+            return None
+        rule, why = suspect
+        if rule == "host-sync":
+            rule = self._reader(op.call, op.site, rule)
+        return self.finding(rule, op.call or op.name, why, op.site, op.forward) if rule else None
+
+    def _suspect(self, op: Op) -> tuple[str, str] | None:
+        fact = self._book.ops.get(f"{op.name}.{op.overload}") or self._book.ops.get(op.name)
+        if fact is not None:
+            return fact.rule, fact.why
+        if op.name in COMMON_OPS:
+            return COMMON_OPS[op.name]
+        if "cudagraph_unsafe" in op.tags:
+            return "host-sync", "is marked `cudagraph_unsafe` by whoever registered it"
+        if "dynamic_output_shape" in op.tags and op.name not in ("aten::index", "aten::repeat_interleave"):
+            return "dynamic-shape", "sizes its result from data, which the host must read first"
+        return None
+
+    def _mixed(self, op: Op) -> Finding | None:
+        """Operands on both sides of the border: an index or a written value that must first be brought to the device."""
+        if op.name not in ("aten::index", "aten::index_put_", "aten::_index_put_impl_") or not op.operands:
+            return None
+        target, *others = op.operands
+        strays = [x for x in others if x.role in ("host", "pinned") and x.ndim > 0]
+        if op.name != "aten::index" and strays and strays[-1] is op.operands[-1] and op.operands[-1].ndim == 0:
+            strays = strays[:-1]
+        if target.role == "device" and strays:
+            return self.finding("host-index", op.call or op.name, EVENTS["host-index"].why, op.site, op.forward)
+        return None
+
+    def _reader(self, call: str, site: Site, rule: str) -> str:
+        """Who reads a value: the same read is a branch, a loop, an index, a check or an optimizer's."""
+        inside = site.inside
+        for part, name in _INSIDE:
+            if any(part in frame for frame in inside):
+                return name
+        name = call.rsplit(".", 1)[-1]
+        if name in ("__repr__", "__format__", "__str__") or any("_tensor_str" in frame for frame in inside):
+            return "printed-tensor"
+        if name in ("gaussian_nll_loss", "isclose", "pack_padded_sequence") or name.endswith("TransformerEncoder"):
+            return "hidden-check"
+        if name == "__getitem__" or name == "__setitem__" or name in ("select", "narrow"):
+            return "scalar-index"
+        if name == "__index__":
+            return {"range": "data-dependent-loop", "index": "scalar-index", "slice": "scalar-index"}.get(site.branch, "scalar-index")
+        if name in ("__bool__", "__contains__", "is_nonzero"):
+            return {"if": "data-dependent-branch", "assert": "data-dependent-branch", "while": "data-dependent-loop"}.get(site.branch, rule)
+        return rule
+
+    def finding(self, rule: str, call: str, why: str, site: Site, forward: Site | None = None, related: Iterable[Related] = ()) -> Finding:
+        """A finding with the rule's own code, severity and help."""
+        page = self._book.get(rule)
+        notes = list(related)
+        if forward is not None:
+            notes.append(Related(forward.filename, forward.row, "in the backward pass of this line"))
+        words = f"`{_spoken(call)}` {why}"
+        if site.inside and not forward:
+            words += f" (in {site.inside[-1]})"
+        return Finding(
+            code=page.code if page else "CG000",
+            name=rule,
+            family=page.family if page else "",
+            severity=page.severity if page else "crash",
+            message=words,
+            help=page.help if page else "",
+            at=Place(site.filename, site.row, site.column, site.end_row or site.row, site.end_column),
+            trace=tuple(Step(*step) for step in site.trace),
+            related=tuple(notes),
+        )
+
+
+_INSIDE = (
+    ("torch/amp/grad_scaler.py", "unfused-scaler"),
+    ("torch/optim/", "uncapturable-optimizer"),
+    ("torch/distributions/", "hidden-check"),
+    ("torch/nn/modules/batchnorm.py", "hidden-check"),
+    ("torch/nn/modules/transformer.py", "hidden-check"),
+    ("torch/nn/utils/rnn.py", "hidden-check"),
+)
+
+_SPOKEN = {
+    "torch.Tensor.__bool__": "bool(tensor)",
+    "torch.Tensor.__index__": "tensor.__index__()",
+    "torch.Tensor.__float__": "float(tensor)",
+    "torch.Tensor.__int__": "int(tensor)",
+    "torch.Tensor.__repr__": "repr(tensor)",
+    "torch.Tensor.__format__": "format(tensor)",
+    "torch.Tensor.__contains__": "value in tensor",
+    "torch.Tensor.__getitem__": "tensor[...]",
+    "torch.Tensor.__setitem__": "tensor[...] = value",
+}
+
+
+def _spoken(call: str) -> str:
+    """A call as a user would say it."""
+    if call in _SPOKEN:
+        return _SPOKEN[call]
+    return call.replace("torch.Tensor.", "Tensor.") if call.startswith("torch.Tensor.") else call

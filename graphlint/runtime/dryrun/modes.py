@@ -1,0 +1,181 @@
+"""The two eyes of the dry run, kept thin: one sees what the user writes, one sees every operator. They write records; the judge judges."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphlint.runtime.dryrun import moves
+from graphlint.runtime.dryrun.records import Draw, Op, Operand, Role
+from graphlint.runtime.dryrun.session import Call, Session
+
+
+@functools.lru_cache(maxsize=8192)
+def call_name(func: Callable[..., Any]) -> str:
+    """`torch.Tensor.item` for a torch function; the bare name where torch does not list it."""
+    return resolve_name(func) or f"torch.{getattr(func, '__qualname__', getattr(func, '__name__', 'function'))}"
+
+
+class CallMode(TorchFunctionMode):
+    """Sees every torch function a user calls, with the user's line, and plays the device where there is none."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one call; raises what the call raises."""
+        session, kwargs = self._session, dict(kwargs or {})
+        try:
+            name = call_name(func)
+        except TypeError:
+            return func(*args, **kwargs)
+        if name.endswith(".__get__"):
+            return moves.get(session, name, func, args)
+        session.calls.append(Call(name, moves.factory_role(session, name, args, kwargs)))
+        try:
+            return moves.run(session, name, func, args, kwargs)
+        finally:
+            session.calls.pop()
+
+
+class OpMode(TorchDispatchMode):
+    """Sees every operator, in forward, backward and optimizer, and follows where its results live."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operator; raises what the operator raises."""
+        kwargs = kwargs or {}
+        session = self._session
+        before = _operands(session, args, kwargs) if session.recording else ()
+        site = session.site() if session.recording else None
+        try:
+            result = func(*args, **kwargs)
+        except Exception:
+            if site is not None:
+                session.add(_op(session, func, before, (), args, kwargs))
+            raise
+        self._place(func, args, kwargs, result)
+        if session.recording:
+            self._record(func, before, args, kwargs, result)
+        return result
+
+    def _place(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Gives new memory its role: that of the operands, or that of the call which made it."""
+        session = self._session
+        if not session.emulated:
+            return
+        given = list(tensors((args, kwargs)))
+        roles = [session.role(tensor) for tensor in given]
+        if "device" in roles:
+            _learn(session, func, given, roles)
+        known = {session.roles.identity(tensor) for tensor in given}
+        role = _result_role(session, func, roles)
+        for tensor in tensors(result):
+            if session.roles.identity(tensor) not in known and session.roles.of(tensor) == "unknown":
+                session.roles.mark(tensor, role)
+
+    def _record(self, func: Any, operands: tuple[Operand, ...], args: Any, kwargs: Any, result: Any) -> None:
+        session = self._session
+        region = session.region
+        assert region is not None
+        outputs = tuple(session.roles.identity(tensor) for tensor in tensors(result))
+        op = _op(session, func, operands, outputs, args, kwargs)
+        region.tape.record(op.index, func, args, kwargs, result, region.born, session.roles.identity)
+        given = {operand.storage for operand in operands}
+        for storage in outputs:
+            if storage not in given:
+                region.born.setdefault(storage, op.index)
+        session.add(op)
+        if op.on_device and (func._schema.is_mutable or any(storage not in given for storage in outputs)):
+            kind = session.streams.launch()
+            if kind:
+                session.event(kind, op.call or op.name, site=op.site)
+        if "nondeterministic_seeded" in op.tags:
+            session.trace.draws.append(Draw(op.name, moves.generator_kind(session, kwargs.get("generator"), op), op.site))
+
+
+_COPIES = ("aten::copy_", "aten::_to_copy", "aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::lift_fresh")
+
+
+def _learn(session: Session, func: Any, given: list[torch.Tensor], roles: list[Role]) -> None:
+    """Memory of unknown origin that computes together with device memory must be device memory (copies and indices apart)."""
+    if func._schema.name in _COPIES:
+        return
+    for tensor, role in zip(given, roles, strict=True):
+        if role == "unknown" and tensor.dim() > 0:
+            session.roles.mark(tensor, "device")
+
+
+def _result_role(session: Session, func: Any, roles: list[Role]) -> Role:
+    if func._schema.name == "aten::lift_fresh":
+        return "host"
+    if "device" in roles:
+        return "device"
+    if roles:
+        return "unknown" if "unknown" in roles else "host"
+    if session.calls:
+        return session.calls[-1].role
+    return "device" if torch._C._current_autograd_node() is not None else moves.default_role(session)
+
+
+def tensors(tree: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in nested tuples, lists and dictionaries."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for part in tree:
+            yield from tensors(part)
+    elif isinstance(tree, dict):
+        for part in tree.values():
+            yield from tensors(part)
+
+
+def _operands(session: Session, args: Any, kwargs: Any) -> tuple[Operand, ...]:
+    """The tensor arguments as plain values, before the operator changes them."""
+    region = session.region
+    found = []
+    for tensor in tensors((args, kwargs)):
+        role, storage = session.role(tensor), session.roles.identity(tensor)
+        plain = role in ("host", "pinned") and tensor.dim() == 0 and not tensor.is_complex()
+        value = float(tensor) if plain else None
+        born = region.born.get(storage, -1) if region else -1
+        found.append(Operand(role, str(tensor.dtype), tuple(tensor.shape), storage, born, value))
+    return tuple(found)
+
+
+def _op(session: Session, func: Any, operands: tuple[Operand, ...], outputs: tuple[int, ...], args: Any, kwargs: Any) -> Op:
+    backward = torch._C._current_autograd_node() is not None
+    return Op(
+        index=len(session.trace.ops),
+        name=func._schema.name,
+        overload=func._overloadname,
+        call=session.call,
+        operands=operands,
+        scalars=tuple(_scalars(func, args, kwargs)),
+        outputs=outputs,
+        tags=frozenset(str(tag).rsplit(".", 1)[-1] for tag in func.tags),
+        site=session.site(),
+        forward=session.forward_site() if backward else None,
+        backward=backward,
+    )
+
+
+def _scalars(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, object]]:
+    """The arguments that are no tensors, by their names in the operator's schema."""
+    names = [argument.name for argument in func._schema.arguments]
+    for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
+        if isinstance(value, (list, tuple)) and value and not any(isinstance(x, torch.Tensor) for x in value):
+            yield name, tuple(x if isinstance(x, (int, float, bool)) else str(x) for x in value)
+        elif isinstance(value, (int, float, bool, complex)) or value is None:
+            yield name, value
+        elif isinstance(value, (torch.dtype, str)):
+            yield name, str(value)

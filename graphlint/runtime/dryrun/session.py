@@ -1,0 +1,157 @@
+"""The state of one dry run: where tensors live, which region is open, what was written down. The adapters share it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from types import CodeType
+
+import torch
+
+from graphlint.runtime.dryrun import sites
+from graphlint.runtime.dryrun.records import Copy, Event, Op, Role, Site, Trace
+from graphlint.runtime.dryrun.roles import DeviceRoles, RememberedRoles, Roles
+from graphlint.runtime.dryrun.streams import Streams
+from graphlint.runtime.dryrun.tape import Tape
+
+
+class Region:
+    """One capture region while it is open, and what was recorded in it afterwards.
+
+    `site` is where it was opened, `kind` what opened it (`step`, `graph`, `manual`, `graphed-callable`), `error_mode` the capture error mode.
+    """
+
+    def __init__(self, kind: str, site: Site, error_mode: str = "global") -> None:
+        self.kind, self.site, self.error_mode = kind, site, error_mode
+        self.trace = Trace()
+        self.tape = Tape()
+        self.born: dict[int, int] = {}
+        self.generators: set[int] = set()
+
+
+class Call:
+    """The torch function the user is inside of: its name and where memory that it makes will live."""
+
+    def __init__(self, name: str, role: Role) -> None:
+        self.name, self.role = name, role
+
+
+class Session:
+    """Everything a dry run remembers. `emulated` says whether the device is played by the CPU.
+
+    `assume_device`: memory of unknown origin (made before the session began) counts as device memory; that is what a CPU-only test means when it
+    hands its tensors over.
+    """
+
+    def __init__(self, emulated: bool, assume_device: bool = False) -> None:
+        self.emulated, self.assume_device = emulated, assume_device
+        self.roles: Roles = RememberedRoles() if emulated else DeviceRoles()
+        self.streams = Streams(self)
+        self.region: Region | None = None
+        self.regions: list[Region] = []
+        self.setup = Trace()
+        self.calls: list[Call] = []
+        self.stop: CodeType | None = None
+        self.thread = threading.get_ident()
+        self.quiet = 0
+
+    def role(self, tensor: torch.Tensor) -> Role:
+        """The role of a tensor; unknown memory is taken for the device's where the session was told so."""
+        found = self.roles.of(tensor)
+        if found == "unknown" and self.assume_device:
+            self.roles.mark(tensor, "device")
+            return "device"
+        return found
+
+    @property
+    def recording(self) -> bool:
+        """Whether a region is open and its records are wanted."""
+        return self.region is not None and not self.quiet
+
+    @property
+    def trace(self) -> Trace:
+        """The open region's trace, or what happens outside of any."""
+        return self.region.trace if self.region else self.setup
+
+    @property
+    def call(self) -> str:
+        """The outermost torch function that the user called, or nothing."""
+        return self.calls[0].name if self.calls else ""
+
+    def site(self) -> Site:
+        """The user's line that is running; for an engine thread of backward, the line of the thread that waits for it."""
+        import sys
+
+        frame = sys._getframe(1)
+        if threading.get_ident() != self.thread and torch._C._current_autograd_node() is not None:
+            frame = sys._current_frames().get(self.thread, frame)
+        return sites.here(frame, self.stop)
+
+    def event(self, kind: str, call: str, detail: str = "", site: Site | None = None) -> None:
+        """Writes an event down while a region is open."""
+        if self.recording:
+            self.trace.events.append(Event(kind, call, site or self.site(), detail, self.forward_site()))
+
+    def copied(self, direction: str, tensor: torch.Tensor, pinned: bool, non_blocking: bool, call: str) -> None:
+        """Writes a transfer down, and as an event too where it can't be captured."""
+        if not self.recording:
+            return
+        site = self.site()
+        shape, dtype = tuple(tensor.shape), str(tensor.dtype)
+        self.trace.copies.append(Copy(direction, pinned, non_blocking, shape, dtype, site))
+        if not (pinned and non_blocking):
+            self.event("h2d" if direction == "host-to-device" else "d2h", call, "pinned" if pinned else "pageable", site)
+
+    def forward_site(self) -> Site | None:
+        """In backward: the line of the forward call that this node belongs to (anomaly mode keeps it)."""
+        node = torch._C._current_autograd_node()
+        while node is not None:
+            lines = node.metadata.get("traceback_")
+            if lines:
+                return _from_traceback(lines)
+            node = node.metadata.get("parent_")
+        return None
+
+    def add(self, op: Op) -> None:
+        """Appends an operator to the open region."""
+        self.trace.ops.append(op)
+
+    @contextlib.contextmanager
+    def silence(self) -> Iterator[None]:
+        """Nothing is recorded inside (roles are still kept)."""
+        self.quiet += 1
+        try:
+            yield
+        finally:
+            self.quiet -= 1
+
+    def open(self, region: Region) -> None:
+        """Begins a region; one that is open already is a nested capture."""
+        if self.region is not None:
+            self.event("nested-capture", "torch.cuda.graph", site=region.site)
+            return
+        self.region = region
+        self.streams.begin(region.error_mode)
+
+    def close(self) -> Region | None:
+        """Ends the open region: streams that were not joined become events; returns the region."""
+        region = self.region
+        if region is None:
+            return None
+        for kind, site in self.streams.finish():
+            region.trace.events.append(Event(kind, "torch.cuda.stream", site))
+        self.region = None
+        self.regions.append(region)
+        return region
+
+
+def _from_traceback(lines: list[str]) -> Site | None:
+    """The innermost user line of a formatted stack, as anomaly mode keeps it."""
+    import re
+
+    for text in reversed(lines):
+        found = re.match(r'\s*File "(.+)", line (\d+), in (.+)', text)
+        if found and not sites.is_library(found[1]):
+            return Site(sites.relative(found[1]), int(found[2]), found[3].split("\n")[0])
+    return None

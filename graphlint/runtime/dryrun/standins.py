@@ -1,0 +1,255 @@
+"""Streams, events and graphs that are played on the CPU: they keep the order of work and replay what was recorded, but run nothing elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from graphlint.runtime.dryrun.session import Region, Session
+from graphlint.runtime.dryrun.streams import Mark
+
+
+class Played:
+    """Makes the stand-in classes of one session; `torch.cuda.Stream` and its kin are replaced by them."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.Stream = _bound(StreamStandIn, session)
+        self.Event = _bound(EventStandIn, session)
+        self.CUDAGraph = _bound(GraphStandIn, session)
+        self.default = self.Stream.__new__(self.Stream)
+        self.default._number = 0
+
+    def current_stream(self, device: object = None) -> StreamStandIn:
+        """The stream that work goes to now."""
+        number = self.session.streams.current
+        if number == 0:
+            return self.default
+        stream = self.Stream.__new__(self.Stream)
+        stream._number = number
+        return stream
+
+    def default_stream(self, device: object = None) -> StreamStandIn:
+        """Stream 0."""
+        return self.default
+
+
+def _bound(base: type, session: Session) -> Any:
+    """A subclass of the stand-in that knows its session: users subclass and construct it as they do torch's own."""
+    return type(base.__name__.replace("StandIn", ""), (base,), {"_session": session})
+
+
+class StreamStandIn:
+    """Plays `torch.cuda.Stream`."""
+
+    _session: Session
+    device = torch.device("cuda", 0)
+    device_index = 0
+
+    def __init__(self, device: object = None, priority: int = 0, **kwargs: object) -> None:
+        self._number = self._session.streams.new()
+        self.priority = priority
+
+    @property
+    def cuda_stream(self) -> int:
+        """The raw handle; here just a number."""
+        return self._number
+
+    @property
+    def stream_id(self) -> int:
+        """As `cuda_stream`."""
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StreamStandIn) and other._number == self._number
+
+    def __hash__(self) -> int:
+        return hash(("stream", self._number))
+
+    def record_event(self, event: Any = None) -> Any:
+        """Records an event on this stream and returns it."""
+        event = event or _bound(EventStandIn, self._session)()
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Any) -> None:
+        """Work given to this stream from now on waits for the event."""
+        session = self._session
+        kind = session.streams.wait(self._number, event._mark)
+        if kind:
+            session.event(kind, "Stream.wait_event")
+
+    def wait_stream(self, stream: Any) -> None:
+        """Waits for all work of another stream."""
+        session = self._session
+        kind = session.streams.wait(self._number, session.streams.record(stream._number))
+        if kind:
+            session.event(kind, "Stream.wait_stream")
+
+    def synchronize(self) -> None:
+        """The host waits for the stream."""
+        self._session.event("stream-sync", "Stream.synchronize")
+        self._session.streams.synchronize()
+
+    def query(self) -> bool:
+        """Whether all work is done: always, here."""
+        self._session.event("stream-sync", "Stream.query")
+        return True
+
+    def is_capturing(self) -> bool:
+        """Whether the open region records this stream."""
+        return self._number in self._session.streams.taking_part
+
+    def __enter__(self) -> StreamStandIn:
+        self._before = self._session.streams.current
+        self._session.streams.current = self._number
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._session.streams.current = self._before
+
+
+class EventStandIn:
+    """Plays `torch.cuda.Event`."""
+
+    _session: Session
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        self._mark: Mark | None = None
+
+    def record(self, stream: Any = None) -> None:
+        """Takes down what the stream has done so far."""
+        streams = self._session.streams
+        self._mark = streams.record(streams.current if stream is None else stream._number)
+
+    def wait(self, stream: Any = None) -> None:
+        """Makes a stream (default: the current one) wait for this event."""
+        streams = self._session.streams
+        kind = streams.wait(streams.current if stream is None else stream._number, self._mark)
+        if kind:
+            self._session.event(kind, "Event.wait")
+
+    def synchronize(self) -> None:
+        """The host waits for the event."""
+        self._session.event("stream-sync", "Event.synchronize")
+
+    def query(self) -> bool:
+        """Whether the work before the event is done: always, here."""
+        self._session.event("stream-sync", "Event.query")
+        return True
+
+    def elapsed_time(self, other: object) -> float:
+        """Milliseconds between two events: none pass on a played device."""
+        self._session.event("stream-sync", "Event.elapsed_time")
+        return 1e-3
+
+
+class GraphStandIn:
+    """Plays `torch.cuda.CUDAGraph`: records the region's operators, and replays them on the same memory with the same numbers."""
+
+    _session: Session
+    #: called before every replay with the graph; the program mode compares the region with an eager run there
+    before_replay: Callable[[GraphStandIn], None] | None = None
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self.region: Region | None = None
+        self._generators: set[int] = set()
+        self.replays = 0
+
+    def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+        """Opens a region on the current stream."""
+        self._begin("manual", capture_error_mode)
+
+    def _begin(self, kind: str, error_mode: str) -> None:
+        session = self._session
+        region = Region(kind, session.site(), error_mode)
+        region.generators = self._generators
+        if session.region is None:
+            self.region = region
+        if session.streams.current == 0:
+            session.streams.current = session.streams.new()
+        session.open(region)
+        if kind == "manual" and session.region is region and session.streams.main == 0:
+            session.event("default-stream", "CUDAGraph.capture_begin", site=region.site)
+
+    def capture_end(self) -> None:
+        """Closes the region."""
+        if self._session.region is self.region:
+            self._session.close()
+
+    def replay(self) -> None:
+        """Runs the recorded operators again."""
+        session = self._session
+        region = self.region
+        if region is None:
+            raise RuntimeError("this graph was never captured; capture it before replay()")
+        hook = type(self).before_replay
+        self.replays += 1
+        if hook is not None:
+            hook(self)
+        with session.silence():
+            region.tape.replay()
+        session.streams.launch()
+
+    def reset(self) -> None:
+        """Forgets the region."""
+        self.region = None
+
+    def instantiate(self) -> None:
+        """Nothing to do."""
+
+    def pool(self) -> tuple[int, int]:
+        """A token of the graph's memory pool."""
+        return (0, id(self))
+
+    def register_generator_state(self, generator: Any) -> None:
+        """The graph will advance this generator on replay."""
+        self._generators.add(id(generator))
+
+    def enable_debug_mode(self) -> None:
+        """Nothing to do."""
+
+    def debug_dump(self, path: str) -> None:
+        """Nothing to dump."""
+
+
+class GraphContext:
+    """Plays `torch.cuda.graph`."""
+
+    default_capture_stream: Any = None
+
+    def __init__(self, cuda_graph: Any, pool: Any = None, stream: Any = None, capture_error_mode: str = "global", **kwargs: object) -> None:
+        self.cuda_graph, self.pool, self.capture_error_mode = cuda_graph, pool, capture_error_mode
+        self.capture_stream = stream
+
+    def __enter__(self) -> None:
+        session = self.cuda_graph._session
+        self._before = session.streams.current
+        session.streams.synchronize()  # torch synchronises before it begins
+        session.streams.current = self.capture_stream._number if self.capture_stream is not None else session.streams.new()
+        self.cuda_graph._begin("graph", self.capture_error_mode)
+
+    def __exit__(self, *error: object) -> None:
+        self.cuda_graph.capture_end()
+        self.cuda_graph._session.streams.current = self._before
+
+
+@contextlib.contextmanager
+def stream_context(session: Session, stream: Any) -> Iterator[None]:
+    """Plays `torch.cuda.stream(s)`; `None` changes nothing."""
+    before = session.streams.current
+    if stream is not None:
+        session.streams.current = stream._number
+    try:
+        yield
+    finally:
+        session.streams.current = before
+
+
+def other_thread(session: Session) -> bool:
+    """Whether the calling thread is not the one that captures while a region is open."""
+    return session.region is not None and threading.get_ident() != session.thread
