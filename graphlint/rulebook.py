@@ -11,6 +11,9 @@ A rule page opens with `# name` and one TOML block; the rest is its documentatio
     torch.normal(_, Tensor, ...)                           this argument is a tensor (on the device, as far as is known)
     torch.masked.mean(..., mask=_)                         this keyword is given, whatever its value
     print(..., Tensor, ...)                                some positional argument is a tensor
+
+A page with `judged = true` keeps its table for a check in code (what needs a warm-up, what may copy): such a line is no finding
+by itself, so it stands in `Rule.calls` only and not in `Rulebook.calls`.
 """
 
 from __future__ import annotations
@@ -101,6 +104,7 @@ class Rule(msgspec.Struct, frozen=True):
     calls: tuple[CallFact, ...]
     ops: tuple[OpFact, ...]
     page: str
+    judged: bool = False
 
     @property
     def url(self) -> str:
@@ -116,7 +120,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Rulebook(msgspec.Struct, frozen=True):
-    """All rules, by name and by code, and the tables of both eyes."""
+    """All rules, by name and by code, and the tables of both eyes: a call in `calls` that matches is a finding."""
 
     rules: tuple[Rule, ...]
     by_name: Mapping[str, Rule]
@@ -164,7 +168,7 @@ def assemble(pages: Any) -> Rulebook:
         if rule.code in by_code:
             raise RulebookError(f"rules/{rule.name}.md: code {rule.code} is taken by {by_code[rule.code].name}")
         by_code[rule.code] = rule
-        for fact in rule.calls:
+        for fact in () if rule.judged else rule.calls:
             calls.setdefault(fact.name, []).append(fact)
         for op in rule.ops:
             if op.op in ops:
@@ -207,6 +211,7 @@ def read_page(name: str, text: str) -> Rule:
         calls=tuple(_call_fact(name, key, value) for key, value in data.get("calls", {}).items()),
         ops=tuple(OpFact(name, op, why) for op, why in data.get("ops", {}).items()),
         page=text,
+        judged=bool(data.get("judged", False)),
     )
 
 
