@@ -1,7 +1,7 @@
 """The rulebook: `rules/*.md` -> `Rule`. Both halves read problems, words and facts from here and nowhere else.
 
-A rule page opens with `# name` and one TOML block; the rest is its documentation. `[calls]` says what the linter sees in source,
-`[ops]` what the dry run sees at the dispatcher. A key of `[calls]` looks like the call it describes:
+A rule page opens with `# name` and one TOML block; the rest is its documentation. `[calls]` says what the linter sees
+in source, `[ops]` what the dry run sees at the dispatcher. A key of `[calls]` looks like the call it describes:
 
     torch.Tensor.item()                                 any arguments
     torch.Tensor.to('cpu')                              the first positional argument equals this literal
@@ -12,8 +12,8 @@ A rule page opens with `# name` and one TOML block; the rest is its documentatio
     torch.masked.mean(..., mask=_)                         this keyword is given, whatever its value
     print(..., Tensor, ...)                                some positional argument is a tensor
 
-A page with `judged = true` keeps its table for a check in code (what needs a warm-up, what may copy): such a line is no finding
-by itself, so it stands in `Rule.calls` only and not in `Rulebook.calls`.
+A page with `judged = true` keeps its table for a check in code (what needs a warm-up, what may copy): such a line is no
+finding by itself, so it stands in `Rule.calls` only and not in `Rulebook.calls`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ TENSOR = "Tensor"
 class CallFact(msgspec.Struct, frozen=True):
     """One line of a `[calls]` table: which call, and why it matters.
 
-    `name` is the qualified name; `args` the positional patterns (`None` when any arguments match, `"_"` for any one value, `"Tensor"` for a tensor,
-    `"..."` for the rest, else a literal); `keywords` the wanted literals. The fact holds for torch releases from `from_` up to and including `until` ("2.10").
+    `name` is the qualified name; `args` the positional patterns (`None` when any arguments match, `"_"` for any one
+    value, `"Tensor"` for a tensor, `"..."` for the rest, else a literal); `keywords` the wanted literals. The fact holds
+    for torch releases from `from_` up to and including `until` ("2.10").
     """
 
     rule: str
