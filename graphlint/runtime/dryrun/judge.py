@@ -29,6 +29,7 @@ EVENTS: dict[str, EventFact] = {
     "read": EventFact("host-sync", "waits for the GPU and brings its values to the host"),
     "d2h": EventFact("host-sync", "copies a device tensor to pageable host memory and waits for it"),
     "h2d": EventFact("host-copy", "copies {detail} host memory to the device"),
+    "cond": EventFact("cond-operator", "reads its predicate on the host before torch 2.12", until="2.11"),
     "one-hot": EventFact("dynamic-shape", "reads the largest class on the host to size its result"),
     "print": EventFact("printed-tensor", "reads the tensor's values on the host to write them out"),
     "host-index": EventFact("host-index", "copies the index from the host to the device"),
@@ -36,7 +37,7 @@ EVENTS: dict[str, EventFact] = {
     "host-draw": EventFact("host-rng", "draws a random number on the host; the graph keeps the one of the capture for good"),
     "seed": EventFact("seed-in-region", "seeds a generator inside the region"),
     "rng-state": EventFact("generator-state", "{detail}s the state of a generator on the host", until="2.9"),
-    "custom-generator": EventFact("unregistered-generator", "draws from a generator that the graph does not know"),
+    "custom-generator": EventFact("unregistered-generator", "draws from a generator that the graph does not know", until="2.12"),
     "stream-sync": EventFact("stream-sync", "asks the host to wait for the device, which a capturing stream does not allow"),
     "unforked-stream": EventFact("unforked-stream", "gives work to a stream that has not been forked from the capturing one"),
     "unjoined-stream": EventFact("unjoined-stream", "leaves work on a side stream that the capturing stream never waits for"),
@@ -44,7 +45,6 @@ EVENTS: dict[str, EventFact] = {
     "outside-event": EventFact("outside-event", "waits for an event that was recorded outside the capture"),
     "nested-capture": EventFact("nested-capture", "opens a capture inside a capture"),
     "thread": EventFact("thread-in-capture", "calls the device from another thread while the region is open in global mode"),
-    "allocator": EventFact("allocator-call", "asks the allocator to give memory back while the region is open"),
     "first-compiled-call": EventFact("first-compiled-call", "is called for the first time inside the region, so it compiles there"),
     "scheduler-step": EventFact("scheduler-in-region", "runs on the host at capture only; replay keeps the learning rate"),
     "not-capturable": EventFact("not-capturable", "refuses to step in a capture: its `capturable` is False"),
@@ -189,9 +189,15 @@ class Judge:
 
     def _mixed(self, op: Op) -> Finding | None:
         """Operands on both sides of the border: an index or a written value that must first be brought to the device."""
+        if op.name == "aten::fill_" and op.call.endswith("__setitem__") and len(op.operands) == 2:
+            target, value = op.operands  # a device writes a plain number through a host tensor here
+            if target.role == "device" and value.role != "device":
+                return self.finding("host-index", op.call, "copies the number from the host to the device", op.site, op.forward)
         if op.name not in ("aten::index", "aten::index_put_", "aten::_index_put_impl_") or not op.operands:
             return None
         target, *others = op.operands
+        if target.role in ("host", "pinned") and any(x.role == "device" for x in others):
+            return self.finding("scalar-index", op.call or op.name, "looks a device index up in a table on the host", op.site, op.forward)
         strays = [x for x in others if x.role in ("host", "pinned") and x.ndim > 0]
         if op.name != "aten::index" and strays and strays[-1] is op.operands[-1] and op.operands[-1].ndim == 0:
             strays = strays[:-1]
@@ -214,7 +220,7 @@ class Judge:
             return "scalar-index"
         if name == "__index__":
             return {"range": "data-dependent-loop", "index": "scalar-index", "slice": "scalar-index"}.get(site.branch, "scalar-index")
-        if name in ("__bool__", "__contains__", "is_nonzero"):
+        if name in ("__bool__", "is_nonzero"):
             return {"if": "data-dependent-branch", "assert": "data-dependent-branch", "while": "data-dependent-loop"}.get(site.branch, rule)
         return rule
 
@@ -241,6 +247,7 @@ class Judge:
 
 
 _INSIDE = (
+    ("logging/__init__.py", "printed-tensor"),
     ("torch/amp/grad_scaler.py", "unfused-scaler"),
     ("torch/optim/", "uncapturable-optimizer"),
     ("torch/distributions/", "hidden-check"),

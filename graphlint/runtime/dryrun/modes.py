@@ -47,6 +47,8 @@ class CallMode(TorchFunctionMode):
 class OpMode(TorchDispatchMode):
     """Sees every operator, in forward, backward and optimizer, and follows where its results live."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session
@@ -55,6 +57,8 @@ class OpMode(TorchDispatchMode):
         """Runs one operator; raises what the operator raises."""
         kwargs = kwargs or {}
         session = self._session
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return moves.higher_order(session, func, args, kwargs)
         before = _operands(session, args, kwargs) if session.recording else ()
         site = session.site() if session.recording else None
         try:
@@ -74,13 +78,14 @@ class OpMode(TorchDispatchMode):
         if not session.emulated:
             return
         given = list(tensors((args, kwargs)))
-        roles = [session.role(tensor) for tensor in given]
+        roles = [session.roles.of(tensor) if func._schema.name == "aten::lift_fresh" else session.role(tensor) for tensor in given]
         if "device" in roles:
             _learn(session, func, given, roles)
         known = {session.roles.identity(tensor) for tensor in given}
         role = _result_role(session, func, roles)
+        lifted = func._schema.name == "aten::lift_fresh"  # its result is its operand, fresh from Python
         for tensor in tensors(result):
-            if session.roles.identity(tensor) not in known and session.roles.of(tensor) == "unknown":
+            if (lifted or session.roles.identity(tensor) not in known) and session.roles.of(tensor) == "unknown":
                 session.roles.mark(tensor, role)
 
     def _record(self, func: Any, operands: tuple[Operand, ...], args: Any, kwargs: Any, result: Any) -> None:
@@ -95,6 +100,9 @@ class OpMode(TorchDispatchMode):
             if storage not in given:
                 region.born.setdefault(storage, op.index)
         session.add(op)
+        generator = kwargs.get("generator")
+        if generator is not None and op.on_device and id(generator) not in region.generators:
+            session.event("custom-generator", op.call or op.name, site=op.site)
         if op.on_device and (func._schema.is_mutable or any(storage not in given for storage in outputs)):
             kind = session.streams.launch()
             if kind:

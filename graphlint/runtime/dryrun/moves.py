@@ -304,6 +304,31 @@ def _quiet(session: Session, name: str, func: Any, args: Any, kwargs: Any) -> An
     return None if session.emulated else func(*args, **kwargs)
 
 
+def _one_hot(session: Session, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+    """Without a number of classes the largest value is read on the host."""
+    classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
+    if classes == -1 and session.role(args[0]) == "device":
+        session.event("one-hot", name)
+    return func(*args, **kwargs)
+
+
+def higher_order(session: Session, func: Any, args: Any, kwargs: Any) -> Any:
+    """`torch.cond` and its kin: a predicate on the device is noted, then the taken branch runs."""
+    if func.name() == "cond":
+        predicate, then, other, operands = args
+        if isinstance(predicate, torch.Tensor) and session.role(predicate) == "device":
+            session.event("cond", "torch.cond")
+        with session.silence():
+            taken = then if bool(predicate) else other
+        return taken(*operands)
+    return func(*args, **kwargs)
+
+
+def play_cond(session: Session, pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
+    """`torch.cond` without compiling anything."""
+    return higher_order(session, torch.ops.higher_order.cond, (pred, true_fn, false_fn, operands), {})
+
+
 def generator_kind(session: Session, generator: Any, op: Op) -> str:
     """`default`, `host` or `custom`: where a draw takes its numbers from."""
     if generator is not None:
@@ -331,4 +356,5 @@ _HANDLERS: dict[str, Handler] = {
     "torch.Tensor.__repr__": _format,
     "torch.Tensor.__format__": _format,
     "torch.Tensor.untyped_storage": _storage,
+    "torch.nn.functional.one_hot": _one_hot,
 }

@@ -191,6 +191,7 @@ def _play_rest(session: Session, patches: Patches) -> None:
     patches.put(torch.nn.Module, "cuda", lambda self, device=None: self.to("cuda"))
     patches.put(torch.amp.autocast_mode.autocast, "__init__", _autocast(torch.amp.autocast_mode.autocast.__init__))
     patches.put(torch, "compile", functools.partial(_compile, session))
+    patches.put(torch, "cond", functools.partial(moves.play_cond, session))
     patches.put(torch, "load", _load(session, torch.load))
     patches.put(torch._C, "_group_tensors_by_device_and_dtype", _grouped(session, torch._C._group_tensors_by_device_and_dtype))
     from torch.optim.optimizer import Optimizer

@@ -27,6 +27,11 @@ def _library_folders() -> tuple[str, ...]:
 
 
 @functools.cache
+def _own_folder() -> str:
+    return os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+
+
+@functools.cache
 def _standard_folder() -> str:
     return os.path.join(os.path.realpath(sysconfig.get_paths()["stdlib"]), "")
 
@@ -52,9 +57,9 @@ def relative(filename: str) -> str:
 
 @functools.cache
 def _torch_name(filename: str) -> str:
-    """`.../site-packages/torch/optim/adam.py` -> `torch/optim/adam.py`."""
+    """`.../site-packages/torch/optim/adam.py` -> `torch/optim/adam.py`; `.../logging/__init__.py` -> `logging/__init__.py`."""
     parts = filename.replace("\\", "/").split("/")
-    return "/".join(parts[len(parts) - 1 - parts[::-1].index("torch") :]) if "torch" in parts else parts[-1]
+    return "/".join(parts[len(parts) - 1 - parts[::-1].index("torch") :]) if "torch" in parts else "/".join(parts[-2:])
 
 
 def here(frame: FrameType | None = None, stop: CodeType | None = None) -> Site:
@@ -66,7 +71,7 @@ def here(frame: FrameType | None = None, stop: CodeType | None = None) -> Site:
         filename = current.f_code.co_filename
         if not is_library(filename):
             users.append(current)
-        elif not users and "torch" in filename:
+        elif not users and not filename.endswith(("eval_frame.py", "overrides.py")) and not filename.startswith(_own_folder()):
             inside.append(f"{_torch_name(filename)}:{current.f_code.co_name}")
         current = current.f_back
         if len(users) >= _MAX_TRACE:
@@ -85,8 +90,8 @@ def _site(users: list[FrameType], inside: tuple[str, ...]) -> Site:
         row=row,
         function=frame.f_code.co_name,
         column=column,
-        end_row=end_row,
-        end_column=end_column,
+        end_row=end_row if end_row - row < 3 else row,
+        end_column=end_column if end_row - row < 3 else column,
         branch=_steers(filename, row, end_row, column, end_column),
         inside=inside,
         trace=tuple((relative(f.f_code.co_filename), f.f_lineno, f.f_code.co_name) for f in reversed(users[1:])),
@@ -127,25 +132,31 @@ def parsed(filename: str) -> ast.Module | None:
 
 @functools.lru_cache(maxsize=16384)
 def _steers(filename: str, row: int, end_row: int, column: int, end_column: int) -> str:
-    """The statement that the expression at that span steers: `if`, `while`, `assert`, `range`, `index`, `slice` or nothing."""
+    """The statement that the expression at that span steers: `while`, `assert`, `if`, `range`, `index`, `slice` or nothing."""
     tree = parsed(filename)
-    if tree is None:
-        return ""
-    best, size = "", 1 << 30
-    for node in ast.walk(tree):
+    kinds: set[str] = set()
+    for node in ast.walk(tree) if tree is not None else ():
+        if getattr(node, "lineno", row + 1) > row or (getattr(node, "end_lineno", None) or 0) < end_row:
+            continue
         for kind, part in _steering_parts(node):
-            if part.lineno <= row and (part.end_lineno or part.lineno) >= end_row and _holds(part, row, column, end_column):
-                extent = (part.end_lineno or part.lineno) * 1000 + (part.end_col_offset or 0) - part.lineno * 1000 - part.col_offset
-                if extent <= size:
-                    best, size = kind, extent
-    return best
+            if _holds(part, row, end_row, column, end_column) or _is_span(node, row, end_row, column, end_column):
+                kinds.add(kind)
+    return next((kind for kind in ("range", "index", "slice", "while", "assert", "if") if kind in kinds), "")
 
 
-def _holds(part: ast.expr, row: int, column: int, end_column: int) -> bool:
-    """Whether the span on a single-line part lies within it; parts of several lines hold by their rows alone."""
-    if part.lineno != part.end_lineno or sys.version_info < (3, 11):
-        return True
-    return part.col_offset <= column - 1 and end_column - 1 <= (part.end_col_offset or 0)
+def _holds(part: ast.expr, row: int, end_row: int, column: int, end_column: int) -> bool:
+    """Whether the span lies within the part."""
+    last, end = part.end_lineno or part.lineno, part.end_col_offset or 0
+    if sys.version_info < (3, 11):
+        return part.lineno <= row and end_row <= last
+    return (part.lineno, part.col_offset) <= (row, column - 1) and (end_row, end_column - 1) <= (last, end)
+
+
+def _is_span(node: ast.AST, row: int, end_row: int, column: int, end_column: int) -> bool:
+    """Whether the span is that of the whole statement: CPython gives the jump of a test that span."""
+    if not isinstance(node, (ast.If, ast.While, ast.Assert, ast.IfExp)):
+        return False
+    return (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset) == (row, column - 1, end_row, end_column - 1)
 
 
 def _steering_parts(node: ast.AST) -> list[tuple[str, ast.expr]]:
@@ -158,6 +169,8 @@ def _steering_parts(node: ast.AST) -> list[tuple[str, ast.expr]]:
         return [("assert", node.test)]
     if isinstance(node, ast.BoolOp):
         return [("if", value) for value in node.values]
+    if isinstance(node, ast.Compare) and len(node.ops) > 1:
+        return [("if", node)]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return [("if", node.operand), ("if", node)]
     if isinstance(node, ast.comprehension):
