@@ -1,0 +1,74 @@
+"""Which source texts can hold a region at all: plain substring tests, so that a large project is sifted in a tenth of a second.
+
+A text passes when it holds one of the literal spellings below. They stand in groups behind a gate, a short substring that
+every member of the group shares: most texts fail the three gates and are never looked at again. Names that a project
+gives to its own capturing helpers are not known beforehand; `mentions` finds their users once the helpers are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_GATES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "raph",
+        (
+            "cuda.graph",
+            ".graph(",
+            "torch.cuda import",
+            "graphed_callable",
+            "cudagraphs",
+            "do_bench_cudagraph",
+            "wrap_in_hpu_graph",
+            "capture_to_graph",
+            "CudaGraphModule",
+            "CudaGraphManager",
+            "CUDAGraphWrapper",
+            "accelerator.Graph",
+            "npu.graph",
+            "xpu.graph",
+            "hpu.graph",
+            "musa.graph",
+            "mlu.graph",
+            "device_module.graph",
+            ', "graph"',
+            ", 'graph'",
+        ),
+    ),
+    (
+        "apture",
+        ("capture_begin", "begin_capture", "StreamBeginCapture", "ScopedCapture", "capture_safe", "StaticCapture"),
+    ),
+    ("compile", ("reduce-overhead", "max-autotune")),
+)
+_MISLEADING = ("max-autotune-no-cudagraphs",)
+
+
+def anchored(text: str, declared: Iterable[str] = ()) -> bool:
+    """Whether `text` holds a spelling that captures, or mentions a name that the project declares as capturing."""
+    for gate, spellings in _GATES:
+        if gate in text and any(_holds(text, spelling) for spelling in spellings):
+            return True
+    return mentions(text, declared)
+
+
+def _holds(text: str, spelling: str) -> bool:
+    if spelling not in text:
+        return False
+    if spelling in ("max-autotune", "cudagraphs"):
+        seen = text.count(spelling)
+        return seen > sum(text.count(word) for word in _MISLEADING)
+    return True
+
+
+def mentions(text: str, names: Iterable[str]) -> bool:
+    """Whether `text` holds one of `names` (dotted names count by their last part)."""
+    return any(name.rpartition(".")[2] in text for name in names)
+
+
+def calls(text: str, names: Iterable[str]) -> bool:
+    """Whether `text` seems to call, subclass or decorate with one of `names` (a definition or an import alone does not)."""
+    for name in names:
+        if name in text and (f"{name}(" in text.replace(f"def {name}(", "") or f"({name}" in text or f"@{name}" in text):
+            return True
+    return False

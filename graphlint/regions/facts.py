@@ -1,0 +1,127 @@
+"""What the project itself has that captures: context managers, factories of them, functions and classes that capture a callable.
+
+Found regions make such facts, and facts make new regions: `search.py` goes round until nothing is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from graphlint import ir
+
+
+class Parameter(NamedTuple):
+    """A parameter by name, position (without `self`) and default."""
+
+    name: str
+    index: int
+    default: ir.Expr | None = None
+
+
+class Wrapper(NamedTuple):
+    """A function or class of the project that captures what it is given.
+
+    `takes` are the parameters that hold what is captured; `switches` those that turn capturing on or off. With
+    `decorates` the callable comes in a second call, `Wrapper(options)(fn)`.
+    """
+
+    kind: str
+    takes: tuple[Parameter, ...]
+    switches: tuple[Parameter, ...] = ()
+    decorates: bool = False
+    backward: bool = False
+
+
+class Facts:
+    """Keyed by canonical dotted name: module of the file, then the dotted name inside it."""
+
+    def __init__(self) -> None:
+        self.contexts: dict[str, str] = {}
+        self.wrappers: dict[str, Wrapper] = {}
+        self.methods: dict[str, str] = {}  # distinctive method names of contexts, for receivers of unknown type
+        self.terminals: set[str] = set()
+        self.size = 0
+        self._alias: dict[tuple[str, str], str | None] = {}
+
+    def add_context(self, name: str, kind: str, *, method: bool) -> None:
+        if name in self.contexts:
+            return
+        self.contexts[name] = kind
+        terminal = name.rpartition(".")[2]
+        if method and distinctive(terminal):
+            self.methods[terminal] = kind
+        self._grew(terminal)
+
+    def add_wrapper(self, name: str, wrapper: Wrapper) -> None:
+        known = self.wrappers.get(name)
+        if known is not None:
+            takes = tuple(dict.fromkeys(known.takes + wrapper.takes))
+            decorates, backward = known.decorates or wrapper.decorates, known.backward or wrapper.backward
+            merged = known._replace(takes=takes, decorates=decorates, backward=backward)
+            if merged == known:
+                return
+            wrapper = merged
+        self.wrappers[name] = wrapper
+        self._grew(name.rpartition(".")[2])
+
+    def declare(self, name: str) -> None:
+        """A name that the configuration says captures: usable in a `with`, as a decorator, or called with a callable."""
+        self.contexts[name] = "graph"
+        self.wrappers[name] = Wrapper("wrapper", (Parameter("fn", 0),), decorates=True)
+        self._grew(name.rpartition(".")[2])
+
+    def callable_names(self) -> set[str]:
+        """The names by which other files can call what was found: not methods of local objects, not nested functions."""
+        names = {name.rpartition(".")[2] for name in (*self.wrappers, *self.contexts)}
+        return {name for name in names if len(name) > 3 and not name.startswith("__")}
+
+    def versions(self, terminals: set[str]) -> set[tuple[str, object]]:
+        """The facts that calls with these terminal names may mean."""
+        out: set[tuple[str, object]] = set()
+        for name, kind in self.contexts.items():
+            if name.rpartition(".")[2] in terminals:
+                out.add((name, kind))
+        for name, wrapper in self.wrappers.items():
+            if name.rpartition(".")[2] in terminals:
+                out.add((name, (wrapper.takes and tuple(one.name for one in wrapper.takes), wrapper.decorates)))
+        return out
+
+    def _grew(self, terminal: str) -> None:
+        self.terminals.add(terminal)
+        self.size += 1
+        self._alias.clear()
+
+    def canonical(self, name: str, near: str, follow: Callable[[str, str], str | None]) -> str | None:
+        """The name under which a fact is kept for `name` as seen from the file `near`, re-exports followed; or None."""
+        if name.endswith("()"):
+            return None  # the result of a call, called
+        name = name.replace("()", "")
+        if name in self.contexts or name in self.wrappers:
+            return name
+        if name[:1] == "?" or name.rpartition(".")[2] not in self.terminals:
+            return None
+        key = (name, near)
+        if key not in self._alias:
+            self._alias[key] = self._reexport(name) or self._known(follow(name, near))
+        return self._alias[key]
+
+    def _known(self, name: str | None) -> str | None:
+        return name if name is not None and (name in self.contexts or name in self.wrappers) else None
+
+    def _reexport(self, name: str) -> str | None:
+        """`pkg.Thing` for `pkg.inner.Thing`: a package that hands on what its modules define."""
+        package, _, terminal = name.rpartition(".")
+        if not package:
+            return None
+        for table in (self.contexts, self.wrappers):
+            found = [one for one in table if one.startswith(package + ".") and one.rpartition(".")[2] == terminal]
+            if len(found) == 1:
+                return found[0]
+        return None
+
+
+def distinctive(terminal: str) -> bool:
+    """Whether a method name alone says that it captures a graph."""
+    lower = terminal.lower()
+    return "graph" in lower or "captur" in lower

@@ -1,0 +1,456 @@
+"""One file, indexed for the search: scopes with what binds each name, and every call with the place where it stands.
+
+A `Spot` is a statement in its block, linked to the blocks around it up to the function's own; "what runs after this line
+until the capture ends" is then a walk along spots. Nothing is resolved here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from graphlint import ir
+
+Block = tuple[ir.Stmt, ...]
+
+
+class Spot:
+    """Where a statement stands: `block[index]`, inside the statement of `outer` (None: directly in the function)."""
+
+    __slots__ = ("block", "index", "outer")
+
+    def __init__(self, block: Block, index: int, outer: Spot | None) -> None:
+        self.block = block
+        self.index = index
+        self.outer = outer
+
+    @property
+    def stmt(self) -> ir.Stmt:
+        return self.block[self.index]
+
+    @property
+    def rest(self) -> Block:
+        """The statements after this one in its block."""
+        return self.block[self.index + 1 :]
+
+    def around(self) -> Iterator[Spot]:
+        """This spot, then the spots of the statements around it, inside the same function."""
+        spot: Spot | None = self
+        while spot is not None:
+            yield spot
+            spot = spot.outer
+
+
+class Binding:
+    """One thing that gives a name its value. `kind`: import, value, param, loop, function, class, opaque."""
+
+    __slots__ = ("dotted", "func", "kind", "row", "scope", "spot", "value")
+
+    def __init__(
+        self,
+        kind: str,
+        scope: Scope,
+        spot: Spot | None,
+        row: int,
+        value: ir.Expr | None = None,
+        dotted: str = "",
+        func: ir.Function | ir.Class | ir.Param | None = None,
+    ) -> None:
+        self.kind = kind
+        self.scope = scope
+        self.spot = spot
+        self.row = row
+        self.value = value
+        self.dotted = dotted
+        self.func = func
+
+
+class Scope:
+    """A module, class, function or lambda. `stores` are `name["key"] = value` and `name.update(...)` seen in it."""
+
+    __slots__ = ("attrs", "binds", "cls", "func", "kind", "outside", "parent", "qualname", "returns", "spot", "stores")
+
+    def __init__(self, kind: str, qualname: str, parent: Scope | None, spot: Spot | None) -> None:
+        self.kind = kind
+        self.qualname = qualname
+        self.parent = parent
+        self.spot = spot  # where its definition stands
+        self.func: ir.Function | None = None
+        self.cls: ir.Class | None = None
+        self.binds: dict[str, list[Binding]] = {}
+        self.attrs: dict[str, list[Binding]] = {}  # of a class: `self.name = value` in any method
+        self.stores: dict[str, list[tuple[str, ir.Expr, Spot]]] = {}
+        self.outside: dict[str, Scope] = {}  # names declared global or nonlocal
+        self.returns: list[tuple[ir.Expr, Spot]] = []
+
+    def function(self) -> Scope | None:
+        """The innermost function around (or this scope itself); a lambda belongs to the function it stands in."""
+        scope: Scope | None = self
+        while scope is not None and (scope.kind != "function" or scope.func is None or scope.func.name == "<lambda>"):
+            scope = scope.parent
+        return scope
+
+    def owner_class(self) -> Scope | None:
+        """The class whose method this scope is, or stands in."""
+        scope: Scope | None = self
+        while scope is not None and scope.kind != "class":
+            scope = scope.parent
+        return scope
+
+    def chain(self) -> Iterator[Scope]:
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.parent
+
+
+class CallSite:
+    """A call: where it stands, what it decorates, and the call it is applied in (`compile(mode=m)(fn)`)."""
+
+    __slots__ = ("applied", "call", "decorates", "scope", "spot")
+
+    def __init__(self, call: ir.Call, scope: Scope, spot: Spot) -> None:
+        self.call = call
+        self.scope = scope
+        self.spot = spot
+        self.decorates: ir.Function | ir.Class | None = None
+        self.applied: ir.Call | None = None
+
+
+class DecoratorSite:
+    """A decorator without parentheses."""
+
+    __slots__ = ("decorates", "expr", "scope", "spot")
+
+    def __init__(self, expr: ir.Expr, decorates: ir.Function | ir.Class, scope: Scope, spot: Spot) -> None:
+        self.expr = expr
+        self.decorates = decorates
+        self.scope = scope
+        self.spot = spot
+
+
+class WithSite:
+    __slots__ = ("scope", "spot", "stmt")
+
+    def __init__(self, stmt: ir.With, scope: Scope, spot: Spot) -> None:
+        self.stmt = stmt
+        self.scope = scope
+        self.spot = spot
+
+
+class Outline:
+    """The index of one summary."""
+
+    def __init__(self, summary: ir.Summary) -> None:
+        self.summary = summary
+        self.module = summary.module
+        self.package = summary.module if summary.is_package else summary.module.rpartition(".")[0]
+        self.top = Scope("module", "", None, None)
+        self.scopes: list[Scope] = [self.top]
+        self.calls: list[CallSite] = []
+        self.withs: list[WithSite] = []
+        self.decorators: list[DecoratorSite] = []
+        self.by_node: dict[int, Scope] = {}  # id of a Function or Class -> its scope
+        self._walk(summary.body, self.top, None)
+
+    def scope_of(self, node: ir.Function | ir.Class) -> Scope | None:
+        return self.by_node.get(id(node))
+
+    # -- statements
+
+    def _walk(self, block: Block, scope: Scope, outer: Spot | None) -> None:
+        for index, stmt in enumerate(block):
+            spot = Spot(block, index, outer)
+            handler = _HANDLERS.get(type(stmt))
+            if handler is not None:
+                handler(self, stmt, scope, spot)
+
+    def _assign(self, stmt: ir.Assign, scope: Scope, spot: Spot) -> None:
+        if stmt.value is not None:
+            self._expr(stmt.value, scope, spot)
+        for target in stmt.targets:
+            self._target(target, stmt.value, scope, spot)
+            if type(target) is ir.Subscript:
+                self._expr(target, scope, spot)
+
+    def _target(self, target: ir.Expr, value: ir.Expr | None, scope: Scope, spot: Spot) -> None:
+        row = spot.stmt.at[0]
+        if type(target) is ir.Name:
+            kind = "value" if value is not None else "opaque"
+            _bind(scope, target.id, Binding(kind, scope, spot, row, value))
+        elif type(target) is ir.Attr and type(target.obj) is ir.Name:
+            owner = _self_class(target.obj.id, scope)
+            if owner is not None and value is not None:
+                owner.attrs.setdefault(target.name, []).append(Binding("value", scope, spot, row, value))
+        elif type(target) is ir.Subscript and type(target.obj) is ir.Name and type(target.index) is ir.Const:
+            if isinstance(target.index.value, str) and value is not None:
+                scope.stores.setdefault(target.obj.id, []).append((target.index.value, value, spot))
+        elif type(target) is ir.Sequence:
+            paired = type(value) is ir.Sequence and len(value.items) == len(target.items)
+            values = value.items if paired and type(value) is ir.Sequence else (None,) * len(target.items)
+            for item, part in zip(target.items, values):
+                self._target(item, part, scope, spot)
+        elif type(target) is ir.Star:
+            self._target(target.value, None, scope, spot)
+
+    def _augment(self, stmt: ir.AugAssign, scope: Scope, spot: Spot) -> None:
+        self._expr(stmt.value, scope, spot)
+
+    def _do(self, stmt: ir.Do, scope: Scope, spot: Spot) -> None:
+        self._expr(stmt.value, scope, spot)
+        call = stmt.value
+        if type(call) is ir.Call and type(call.func) is ir.Attr and call.func.name == "update":
+            if type(call.func.obj) is ir.Name:
+                stores = scope.stores.setdefault(call.func.obj.id, [])
+                stores += [(word.name, word.value, spot) for word in call.keywords if word.name]
+
+    def _if(self, stmt: ir.If | ir.While, scope: Scope, spot: Spot) -> None:
+        self._expr(stmt.test, scope, spot)
+        self._walk(stmt.body, scope, spot)
+        self._walk(stmt.orelse, scope, spot)
+
+    def _for(self, stmt: ir.For, scope: Scope, spot: Spot) -> None:
+        self._expr(stmt.source, scope, spot)
+        if type(stmt.target) is ir.Name:
+            _bind(scope, stmt.target.id, Binding("loop", scope, spot, stmt.at[0], stmt.source))
+        elif type(stmt.target) is ir.Sequence:
+            for item in stmt.target.items:
+                if type(item) is ir.Name:
+                    _bind(scope, item.id, Binding("loop", scope, spot, stmt.at[0], stmt.source))
+                else:
+                    self._target(item, None, scope, spot)
+        self._walk(stmt.body, scope, spot)
+        self._walk(stmt.orelse, scope, spot)
+
+    def _with(self, stmt: ir.With, scope: Scope, spot: Spot) -> None:
+        self.withs.append(WithSite(stmt, scope, spot))
+        for item in stmt.items:
+            self._expr(item.context, scope, spot)
+            if item.target is not None:
+                self._target(item.target, None, scope, spot)
+        self._walk(stmt.body, scope, spot)
+
+    def _return(self, stmt: ir.Return, scope: Scope, spot: Spot) -> None:
+        if stmt.value is not None:
+            self._expr(stmt.value, scope, spot)
+            scope.returns.append((stmt.value, spot))
+
+    def _raise(self, stmt: ir.Raise, scope: Scope, spot: Spot) -> None:
+        if stmt.value is not None:
+            self._expr(stmt.value, scope, spot)
+
+    def _try(self, stmt: ir.Try, scope: Scope, spot: Spot) -> None:
+        self._walk(stmt.body, scope, spot)
+        for handler in stmt.handlers:
+            self._walk(handler.body, scope, spot)
+        self._walk(stmt.orelse, scope, spot)
+        self._walk(stmt.final, scope, spot)
+
+    def _assert(self, stmt: ir.Assert, scope: Scope, spot: Spot) -> None:
+        self._expr(stmt.test, scope, spot)
+
+    def _scope(self, stmt: ir.Scope, scope: Scope, spot: Spot) -> None:
+        for name in stmt.names:
+            target = self.top
+            if stmt.kind == "nonlocal":
+                outer = [one for one in scope.chain() if one is not scope and one.kind == "function" and name in one.binds]
+                target = outer[0] if outer else self.top
+            scope.outside[name] = target
+
+    def _import(self, stmt: ir.Import, scope: Scope, spot: Spot) -> None:
+        if stmt.symbol == "*":
+            return
+        module = stmt.module
+        if stmt.level:
+            parts = self.package.split(".") if self.package else []
+            if stmt.level > 1:
+                parts = parts[: len(parts) - (stmt.level - 1)]
+            module = ".".join([*parts, stmt.module] if stmt.module else parts)
+        if stmt.symbol:
+            dotted = f"{module}.{stmt.symbol}"
+        else:
+            dotted = stmt.name if stmt.name == stmt.module.split(".")[0] else stmt.module
+        _bind(scope, stmt.name, Binding("import", scope, spot, stmt.at[0], dotted=dotted))
+
+    def _match(self, stmt: ir.Match, scope: Scope, spot: Spot) -> None:
+        self._expr(stmt.subject, scope, spot)
+        for case in stmt.cases:
+            self._walk(case.body, scope, spot)
+
+    def _define(self, stmt: ir.Define, scope: Scope, spot: Spot) -> None:
+        func = stmt.func
+        _bind(scope, func.name, Binding("function", scope, spot, stmt.at[0], func=func))
+        self._decorate(func.decorators, func, scope, spot)
+        self._function(func, scope, spot)
+
+    def _function(self, func: ir.Function, scope: Scope, spot: Spot) -> Scope:
+        made = Scope("function", func.qualname, scope, spot)
+        made.func = func
+        self.scopes.append(made)
+        self.by_node[id(func)] = made
+        for param in func.params:
+            made.binds[param.name] = [Binding("param", made, None, func.at[0], param.default, func=param)]
+            if param.default is not None:
+                self._expr(param.default, scope, spot)
+        self._walk(func.body, made, None)
+        return made
+
+    def _class(self, stmt: ir.DefineClass, scope: Scope, spot: Spot) -> None:
+        cls = stmt.cls
+        _bind(scope, cls.name, Binding("class", scope, spot, stmt.at[0], func=cls))
+        self._decorate(cls.decorators, cls, scope, spot)
+        made = Scope("class", cls.qualname, scope, spot)
+        made.cls = cls
+        self.scopes.append(made)
+        self.by_node[id(cls)] = made
+        for base in cls.bases:
+            self._expr(base, scope, spot)
+        self._walk(cls.body, made, None)
+
+    def _decorate(
+        self, decorators: tuple[ir.Expr, ...], node: ir.Function | ir.Class, scope: Scope, spot: Spot
+    ) -> None:
+        for decorator in decorators:
+            if type(decorator) is ir.Call:
+                start = len(self.calls)
+                self._expr(decorator, scope, spot)
+                for site in self.calls[start:]:
+                    if site.call is decorator:
+                        site.decorates = node
+            else:
+                self.decorators.append(DecoratorSite(decorator, node, scope, spot))
+
+    # -- expressions
+
+    def _expr(self, expr: ir.Expr, scope: Scope, spot: Spot) -> None:
+        """Collects the calls in an expression; lambdas open a scope, a walrus binds."""
+        calls = self.calls
+        stack: list[ir.Expr] = [expr]
+        while stack:
+            node = stack.pop()
+            kind = type(node)
+            if kind is ir.Name or kind is ir.Const:
+                continue
+            if kind is ir.Attr:
+                stack.append(node.obj)  # type: ignore[union-attr]
+            elif kind is ir.Call:
+                self._call(node, calls, stack, scope, spot)  # type: ignore[arg-type]
+            else:
+                _PARTS[kind](self, node, stack, scope, spot)
+
+    def _call(self, node: ir.Call, calls: list[CallSite], stack: list[ir.Expr], scope: Scope, spot: Spot) -> None:
+        site = CallSite(node, scope, spot)
+        calls.append(site)
+        func = node.func
+        if type(func) is ir.Call:
+            start = len(calls)
+            self._expr(func, scope, spot)
+            calls[start].applied = node
+        elif type(func) is ir.Attr:
+            stack.append(func.obj)
+        elif type(func) is not ir.Name:
+            stack.append(func)
+        stack.extend(node.args)
+        for word in node.keywords:
+            stack.append(word.value)
+
+
+def _bind(scope: Scope, name: str, binding: Binding) -> None:
+    target = scope.outside.get(name, scope)
+    target.binds.setdefault(name, []).append(binding)
+
+
+def _self_class(name: str, scope: Scope) -> Scope | None:
+    """The class whose instance `name` is: the first parameter of a method, seen from that method or inside it."""
+    for one in scope.chain():
+        if one.kind != "function" or one.func is None:
+            continue
+        if name in one.binds:
+            params = one.func.params
+            is_method = one.parent is not None and one.parent.kind == "class"
+            return one.parent if is_method and params and params[0].name == name else None
+    return None
+
+
+self_class = _self_class
+
+
+def _parts_of(*names: str):  # type: ignore[no-untyped-def]
+    def push(outline: Outline, node: ir.Expr, stack: list[ir.Expr], scope: Scope, spot: Spot) -> None:
+        for name in names:
+            part = getattr(node, name)
+            if part is None:
+                continue
+            if isinstance(part, tuple):
+                stack.extend([one for one in part if one is not None])
+            else:
+                stack.append(part)
+
+    return push
+
+
+def _lambda(outline: Outline, node: ir.Lambda, stack: list[ir.Expr], scope: Scope, spot: Spot) -> None:
+    made = Scope("function", node.func.qualname, scope, spot)
+    made.func = node.func
+    outline.scopes.append(made)
+    outline.by_node[id(node.func)] = made
+    for param in node.func.params:
+        made.binds[param.name] = [Binding("param", made, None, node.at[0], param.default, func=param)]
+        if param.default is not None:
+            stack.append(param.default)
+    for stmt in node.func.body:
+        if isinstance(stmt, ir.Return) and stmt.value is not None:
+            outline._expr(stmt.value, made, spot)
+            made.returns.append((stmt.value, spot))
+
+
+def _comprehension(outline: Outline, node: ir.Comprehension, stack: list[ir.Expr], scope: Scope, spot: Spot) -> None:
+    stack.append(node.item)
+    if node.value is not None:
+        stack.append(node.value)
+    for loop in node.loops:
+        stack.append(loop.source)
+        stack.extend(loop.conditions)
+
+
+def _walrus(outline: Outline, node: ir.Walrus, stack: list[ir.Expr], scope: Scope, spot: Spot) -> None:
+    outline._target(node.target, node.value, scope, spot)
+    stack.append(node.value)
+
+
+_PARTS = {
+    ir.Subscript: _parts_of("obj", "index"),
+    ir.Slice: _parts_of("low", "high", "step"),
+    ir.Binary: _parts_of("left", "right"),
+    ir.Unary: _parts_of("operand"),
+    ir.Bool: _parts_of("values"),
+    ir.Compare: _parts_of("left", "rights"),
+    ir.IfElse: _parts_of("test", "body", "orelse"),
+    ir.Lambda: _lambda,
+    ir.Sequence: _parts_of("items"),
+    ir.DictDisplay: _parts_of("keys", "values"),
+    ir.Comprehension: _comprehension,
+    ir.Format: _parts_of("values"),
+    ir.Star: _parts_of("value"),
+    ir.Await: _parts_of("value"),
+    ir.Yield: _parts_of("value"),
+    ir.Walrus: _walrus,
+}
+
+_HANDLERS = {
+    ir.Assign: Outline._assign,
+    ir.AugAssign: Outline._augment,
+    ir.Do: Outline._do,
+    ir.If: Outline._if,
+    ir.While: Outline._if,
+    ir.For: Outline._for,
+    ir.With: Outline._with,
+    ir.Return: Outline._return,
+    ir.Raise: Outline._raise,
+    ir.Try: Outline._try,
+    ir.Assert: Outline._assert,
+    ir.Scope: Outline._scope,
+    ir.Import: Outline._import,
+    ir.Match: Outline._match,
+    ir.Define: Outline._define,
+    ir.DefineClass: Outline._class,
+}
