@@ -122,17 +122,21 @@ class RunCache:
         self._stats = _load(os.path.join(self.folder, "stats.bin"), dict[str, tuple[int, int, bytes]]) or {}
         for source in sources:
             self._trust(source)
-        entry = _load(os.path.join(self.folder, self._name(sources)), _Run)
+        entry: _Run | None = _load(os.path.join(self.folder, self._name(sources)), _Run)
         if entry is None or not self._holds(entry):
             return None
         return entry.result
 
     def save(self, sources: Sources, result: LintResult) -> None:
         """Keeps `result` and the stats behind it. Never raises."""
-        if not self.folder or any(source.unread for source in sources):  # it may be readable next time, with the same stat
+        if not self.folder or any(
+            source.unread for source in sources
+        ):  # it may be readable next time, with the same stat
             return
         beside = {file: source.digest if source else None for file, source in sources.lookups.items()}
-        self.trouble = _write(self.folder, self._name(sources), _encode(_Run(result, beside))) or self._save_stats(sources)
+        self.trouble = _write(self.folder, self._name(sources), _encode(_Run(result, beside))) or self._save_stats(
+            sources
+        )
         runs = _listed(self.folder, "run-")
         if len(runs) > _MAX_RUNS:
             aged = sorted(runs, key=lambda name: file_stat(os.path.join(self.folder or "", name)))
@@ -260,7 +264,9 @@ def _write(folder: str, name: str, body: bytes) -> str:
     except OSError as error:
         if temporary:
             _remove(temporary)
-        return f"the cache in {folder} can't be written ({reason(error)}); the run is complete, the next one will be slow"
+        return (
+            f"the cache in {folder} can't be written ({reason(error)}); the run is complete, the next one will be slow"
+        )
     return ""
 
 
@@ -268,7 +274,9 @@ def _make(folder: str) -> None:
     """Creates the version's folder; of those of other versions only the few made last are kept."""
     base = os.path.dirname(folder)
     os.makedirs(base, exist_ok=True)
-    others = [entry for entry in os.scandir(base) if re.fullmatch(r"[0-9a-f]{16}-\w[\w.-]*", entry.name) and entry.is_dir()]
+    others = [
+        entry for entry in os.scandir(base) if re.fullmatch(r"[0-9a-f]{16}-\w[\w.-]*", entry.name) and entry.is_dir()
+    ]
     for entry in sorted(others, key=lambda entry: entry.stat().st_mtime)[: 1 - _MAX_VERSIONS]:
         shutil.rmtree(entry.path, ignore_errors=True)
     os.makedirs(folder, exist_ok=True)

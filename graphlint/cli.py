@@ -23,8 +23,14 @@ _COMMANDS = {
     "rules": ("graphlint.commands.book:rules", "List the rules."),
     "explain": ("graphlint.commands.book:explain", "Show the page of one rule."),
     "regions": ("graphlint.commands.regions:regions", "List every capture region."),
-    "dry-run": ("graphlint.runtime.cli_dryrun:dry_run_command", "Run a step without a GPU and report what would break its capture."),
-    "profile": ("graphlint.runtime.cli_profile:profile_command", "Is a graph worth it? The launch-bound share of a step."),
+    "dry-run": (
+        "graphlint.runtime.cli_dryrun:dry_run_command",
+        "Run a step without a GPU and report what would break its capture.",
+    ),
+    "profile": (
+        "graphlint.runtime.cli_profile:profile_command",
+        "Is a graph worth it? The launch-bound share of a step.",
+    ),
     "parity": ("graphlint.runtime.cli_profile:parity_command", "Run eager and graphed side by side until they differ."),
 }
 _OWN = ("-h", "--help", "--version")  # options of `graphlint` itself
@@ -53,7 +59,9 @@ class Commands(click.Group):
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] != "torch":
                 raise
-            raise click.ClickException(f"`{cmd_name}` runs your code and needs torch; pip install 'cuda-graphlint[runtime]'") from error
+            raise click.ClickException(
+                f"`{cmd_name}` runs your code and needs torch; pip install 'cuda-graphlint[runtime]'"
+            ) from error
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -76,7 +84,13 @@ def main(args: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a file name or a source line must not end the run in an ASCII terminal
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(guarded(lambda: cli.main(args=list(args) if args is not None else None, prog_name="graphlint", standalone_mode=False)))
+    sys.exit(
+        guarded(
+            lambda: cli.main(
+                args=list(args) if args is not None else None, prog_name="graphlint", standalone_mode=False
+            )
+        )
+    )
 
 
 def guarded(work: Callable[[], Any]) -> int:

@@ -20,13 +20,16 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-NEWEST_TORCH = (2, 13)  # verdicts that depend on the release are given for this one unless `target-torch` says otherwise
+NEWEST_TORCH = (
+    2,
+    13,
+)  # verdicts that depend on the release are given for this one unless `target-torch` says otherwise
 OLDEST_TORCH = (2, 6)
 FORMATS = ("full", "concise", "json", "json-lines", "sarif", "github", "gitlab", "junit")
 PROJECT_MARKS = ("pyproject.toml", "graphlint.toml", "setup.py", "setup.cfg", ".git", ".hg")
 CONFIG_FILES = ("graphlint.toml", "pyproject.toml")  # of one folder, the first wins
 CACHE_FOLDER = ".graphlint_cache"
-EXCLUDE = (
+EXCLUDE = (  # noqa: SIM905
     ".bzr .direnv .eggs .git .graphlint_cache .hg .ipynb_checkpoints .mypy_cache .nox .pants.d .pyenv .pytest_cache .ruff_cache"
     " .svn .tox .venv .vscode __pycache__ __pypackages__ _build buck-out dist node_modules site-packages venv"
 ).split()
@@ -130,9 +133,10 @@ def _read_table(file: str, nested: bool, must: bool = False) -> Config | None:
         return None
     if nested and not must and b"graphlint" not in data:
         return None
-    table, text = _parse(file, data)
+    whole, text = _parse(file, data)
+    table: Any = whole
     if nested:
-        tool = table.get("tool", {})
+        tool = whole.get("tool", {})
         table = tool.get("graphlint") if isinstance(tool, dict) else None
     if table is None:
         return None
@@ -156,7 +160,11 @@ def _parse(file: str, data: bytes) -> tuple[dict[str, Any], str]:
 def _line_of(text: str, key: str, nested: bool) -> int:
     """The line of `key`; toml's parser does not tell, so it is looked for below the table's heading."""
     lines = text.split("\n")
-    start = next((i for i, line in enumerate(lines) if re.match(r"\s*\[\s*tool\s*\.\s*graphlint\b", line)), 0) if nested else 0
+    start = (
+        next((i for i, line in enumerate(lines) if re.match(r"\s*\[\s*tool\s*\.\s*graphlint\b", line)), 0)
+        if nested
+        else 0
+    )
     wanted = re.compile(rf"""\s*(\[[^\]]*\b)?["']?{re.escape(key)}["']?\s*[=.\]]""")
     return next((i for i in range(start, len(lines)) if wanted.match(lines[i])), start) + 1
 
@@ -167,7 +175,11 @@ def _settings(table: Mapping[str, Any], where: Any) -> dict[str, Any]:
         field = key.replace("-", "_")
         if field not in _READERS or "_" in key:
             close = difflib.get_close_matches(key, [name.replace("_", "-") for name in _READERS], 1)
-            hint = f"did you mean `{close[0]}`?" if close else f"known keys: {', '.join(sorted(_READERS)).replace('_', '-')}"
+            hint = (
+                f"did you mean `{close[0]}`?"
+                if close
+                else f"known keys: {', '.join(sorted(_READERS)).replace('_', '-')}"
+            )
             raise ConfigError(f"{where(key)}: unknown key `{key}`; {hint}")
         try:
             settings[field] = _READERS[field](value)

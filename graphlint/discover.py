@@ -97,7 +97,7 @@ class _Search:
             entries = self._list(folder, name, seen)
             if any(entry.name == ".gitignore" for entry in entries):
                 chain = chain.entered(folder)
-            inner = []
+            inner: list[tuple[str, str, Chain]] = []
             for entry in entries:
                 shown = f"{name}{os.sep}{entry.name}" if name else entry.name
                 if entry.name.endswith(SUFFIX) and _is_file(entry):
@@ -116,7 +116,9 @@ class _Search:
             with os.scandir(folder) as entries:
                 return sorted(entries, key=lambda entry: entry.name)
         except OSError as error:
-            self.problems.append(Problem(files.printable(name or os.curdir), 0, f"can't be listed: {files.reason(error)}"))
+            self.problems.append(
+                Problem(files.printable(name or os.curdir), 0, f"can't be listed: {files.reason(error)}")
+            )
             return []
 
     def project_root(self, folder: str) -> str | None:

@@ -33,7 +33,20 @@ class Source:
     unique: two scripts may both be `main`), `root` the folder that this name starts from. Line ends in `text` are `\\n`.
     """
 
-    __slots__ = ("_data", "_digest", "_given", "_stat", "_text", "file", "is_package", "module", "path", "problem", "root", "unread")
+    __slots__ = (
+        "_data",
+        "_digest",
+        "_given",
+        "_stat",
+        "_text",
+        "file",
+        "is_package",
+        "module",
+        "path",
+        "problem",
+        "root",
+        "unread",
+    )
 
     def __init__(self, path: str, file: str, module: str, root: str, data: bytes | None = None) -> None:
         self.path = path
@@ -117,13 +130,17 @@ class Source:
     def _decode(self) -> str:
         data = self.data
         if b"\0" in data:
-            self.problem = Problem(self.path, data[: data.index(b"\0")].count(b"\n") + 1, "holds a null byte, which Python refuses")
+            self.problem = Problem(
+                self.path, data[: data.index(b"\0")].count(b"\n") + 1, "holds a null byte, which Python refuses"
+            )
             return ""
         try:
             text = data.decode(encoding_of(data))
         except UnicodeDecodeError as error:
             row = data[: error.start].count(b"\n") + 1
-            self.problem = Problem(self.path, row, f"can't be decoded as {error.encoding}: byte {data[error.start]:#04x} ({error.reason})")
+            self.problem = Problem(
+                self.path, row, f"can't be decoded as {error.encoding}: byte {data[error.start]:#04x} ({error.reason})"
+            )
             return ""
         except (SyntaxError, LookupError) as error:
             self.problem = Problem(self.path, 1, f"can't be decoded: {error}")

@@ -17,7 +17,9 @@ class Chain:
 
     __slots__ = ("_declared", "_layers", "_names", "_respect")
 
-    def __init__(self, names: frozenset[str], declared: _Layer | None, layers: tuple[_Layer, ...], respect: bool) -> None:
+    def __init__(
+        self, names: frozenset[str], declared: _Layer | None, layers: tuple[_Layer, ...], respect: bool
+    ) -> None:
         self._names = names
         self._declared = declared
         self._layers = layers

@@ -1,6 +1,6 @@
 """The whole static flow on one screen.
 
-    files -> summary (cached) -> link -> regions -> flow -> checks -> findings -> report
+files -> summary (cached) -> link -> regions -> flow -> checks -> findings -> report
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from graphlint.findings import Finding, LintResult, Problem, Related
 SMALL = 1 << 20  # a project of up to so many bytes is checked for syntax whole; a larger one where regions lead
 
 
-def lint(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], settings: Config | None = None, stdin: Stdin | None = None) -> LintResult:
+def lint(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    settings: Config | None = None,
+    stdin: Stdin | None = None,
+) -> LintResult:
     """Lints files and folders as one program; without `settings`, with those of the nearest configuration.
 
     Answers with sorted findings, and with a `Problem` for each thing that could not be done. Raises `config.ConfigError`.
@@ -65,14 +69,27 @@ def _concerning(result: LintResult, sources: Sources) -> LintResult:
     return msgspec.structs.replace(
         result,
         findings=tuple(filter(concerns, result.findings)),
-        regions=tuple(sorted((r for r in result.regions if sources.is_linted(r.filename)), key=lambda r: (r.filename, r.row, r.kind))),
+        regions=tuple(
+            sorted(
+                (r for r in result.regions if sources.is_linted(r.filename)), key=lambda r: (r.filename, r.row, r.kind)
+            )
+        ),
     )
 
 
 def _once(findings: Iterable[Finding]) -> list[Finding]:
     """Each fault once, by its shortest way; other regions that reach it too become related places."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
-    for finding in sorted(findings, key=lambda f: (f.at, f.code, len(f.trace), f.region.filename if f.region else "", f.region.row if f.region else 0)):
+    for finding in sorted(
+        findings,
+        key=lambda f: (
+            f.at,
+            f.code,
+            len(f.trace),
+            f.region.filename if f.region else "",
+            f.region.row if f.region else 0,
+        ),
+    ):
         groups.setdefault((finding.at, finding.code), []).append(finding)
     return [_with_others(*group) for group in groups.values()]
 
@@ -93,7 +110,9 @@ def _syntax_problems(sources: Sources, named: Sequence[str]) -> list[Problem]:
     """Files that Python can't parse, among those named one by one, or among all of a small project."""
     small = sum(source.stat.size for source in sources.linted) <= SMALL
     single = {os.path.abspath(path) for path in named}
-    return [problem for source in sources.linted if (small or source.file in single) and (problem := syntax_problem(source))]
+    return [
+        problem for source in sources.linted if (small or source.file in single) and (problem := syntax_problem(source))
+    ]
 
 
 def syntax_problem(source: Source) -> Problem | None:
@@ -105,7 +124,11 @@ def syntax_problem(source: Source) -> Problem | None:
             warnings.simplefilter("ignore")
             ast.parse(source.text)
     except SyntaxError as error:
-        return None if _newer_syntax(source.text) else Problem(source.path, error.lineno or 1, f"is no valid Python: {error.msg}")
+        return (
+            None
+            if _newer_syntax(source.text)
+            else Problem(source.path, error.lineno or 1, f"is no valid Python: {error.msg}")
+        )
     except (RecursionError, MemoryError):
         return Problem(source.path, 1, "is nested too deeply to be read")
     except ValueError as error:

@@ -24,10 +24,16 @@ def check_selectors(selectors: Iterable[str]) -> tuple[str, ...]:
     wanted = tuple(part.strip() for part in selectors if part.strip())
     known = _known() if any(not _plain(part) for part in wanted) else set()
     for part in wanted:
-        if _plain(part) or part in known or any(code.startswith(part.upper()) for code in known if code.startswith("CG")):
+        if (
+            _plain(part)
+            or part in known
+            or any(code.startswith(part.upper()) for code in known if code.startswith("CG"))
+        ):
             continue
         close = difflib.get_close_matches(part, known, 1)
-        raise ValueError(f"names no rule `{part}`; " + (f"did you mean `{close[0]}`?" if close else "`graphlint rules` lists them"))
+        raise ValueError(
+            f"names no rule `{part}`; " + (f"did you mean `{close[0]}`?" if close else "`graphlint rules` lists them")
+        )
     return wanted
 
 
@@ -60,7 +66,9 @@ def wanted(finding: Finding, config: Config) -> bool:
     if chosen <= refused or chosen == _NONE:
         return False
     for pattern, selectors in config.per_file_ignores:
-        if any(exactness(selector, finding) > _NONE for selector in selectors) and matches(finding.at.filename, pattern, config.root):
+        if any(exactness(selector, finding) > _NONE for selector in selectors) and matches(
+            finding.at.filename, pattern, config.root
+        ):
             return False
     return True
 
@@ -71,5 +79,11 @@ def matches(filename: str, pattern: str, root: str) -> bool:
         return not matches(filename, pattern[1:], root)
     inner = os.path.relpath(os.path.abspath(filename), root).replace(os.sep, "/")
     pattern = pattern.removeprefix("./").rstrip("/")
-    spellings = (pattern, pattern + "/*", "*/" + pattern) if "/" not in pattern else (pattern, pattern + "/*", pattern.replace("**/", ""))
-    return fnmatch.fnmatch(os.path.basename(filename), pattern) or any(fnmatch.fnmatch(inner, spelling) for spelling in spellings)
+    spellings = (
+        (pattern, pattern + "/*", "*/" + pattern)
+        if "/" not in pattern
+        else (pattern, pattern + "/*", pattern.replace("**/", ""))
+    )
+    return fnmatch.fnmatch(os.path.basename(filename), pattern) or any(
+        fnmatch.fnmatch(inner, spelling) for spelling in spellings
+    )

@@ -76,7 +76,9 @@ class _Book:
 
     def silencer(self, finding: Finding) -> Suppression | None:
         """The suppression that silences a finding, at the fault first, then along the way that leads there."""
-        places = [(finding.at.filename, row) for row in range(finding.at.row, max(finding.at.row, finding.at.end_row) + 1)]
+        places = [
+            (finding.at.filename, row) for row in range(finding.at.row, max(finding.at.row, finding.at.end_row) + 1)
+        ]
         places += [(step.filename, step.row) for step in reversed(finding.trace)]
         for filename, row in places:
             for suppression in self._of(filename).get(row, ()):
@@ -123,7 +125,9 @@ def _known(rule: str) -> bool:
 def _complaint(name: str, suppression: Suppression, what: str) -> Finding:
     rule = rulebook.load().by_name[name]
     fix = Fix("remove the comment", (Edit(suppression.cut, ""),), safe=True) if name == UNUSED else None
-    return Finding(rule.code, name, rule.family, rule.severity, rule.message.format(what=what), rule.help, suppression.at, fix=fix)
+    return Finding(
+        rule.code, name, rule.family, rule.severity, rule.message.format(what=what), rule.help, suppression.at, fix=fix
+    )
 
 
 def read(source: Source) -> list[Suppression]:
@@ -157,7 +161,9 @@ def _scan(source: Source, found: list[Suppression]) -> None:
             (inside if begun else above).append(comment)
         elif kind == tokenize.NEWLINE:
             for comment in inside:
-                found += _parse(source, comment, begun if comment.row == row else comment.row, comment.row + (not comment.code))
+                found += _parse(
+                    source, comment, begun if comment.row == row else comment.row, comment.row + (not comment.code)
+                )
             begun, inside = 0, []
         elif kind not in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER) and not begun:
             begun = row

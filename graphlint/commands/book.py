@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Any
 
 import click
@@ -29,8 +30,12 @@ def rules(output_format: str, family: str | None) -> int:
         if group:
             click.secho(name, bold=True)
         for rule in group:
-            click.echo(f"  {rule.code}  {rule.severity:<6}  {rule.name:<{wide}}  {rule.summary}")
+            click.echo(f"  {rule.code}  {rule.severity:<6}  {rule.name:<{wide}}  {_short(rule.summary)}")
     return 0
+
+
+def _short(text: str, most: int = 100) -> str:
+    return text if len(text) <= most else text[: text.rindex(" ", 0, most)] + " ..."
 
 
 @click.command()
@@ -44,8 +49,19 @@ def explain(rule: str, output_format: str) -> int:
         close = difflib.get_close_matches(rule, [*book.by_name, *book.by_code], 1)
         hint = f"did you mean `{close[0]}`?" if close else "`graphlint rules` lists them"
         raise click.UsageError(f"no rule `{rule}`; {hint}")
-    click.echo(dump([as_dict(found)]) if output_format == "json" else found.page, nl=False)
+    click.echo(dump([as_dict(found)]) if output_format == "json" else page(found), nl=False)
     return 0
+
+
+def page(rule: Rule) -> str:
+    """The page for readers: its table of facts, which is for graphlint, becomes one line."""
+    return re.sub(
+        r"```toml\n.*?^```\n",
+        f"{rule.code}, {rule.severity}, family {rule.family}, since {rule.since}\n",
+        rule.page,
+        count=1,
+        flags=re.S | re.M,
+    )
 
 
 def as_dict(rule: Rule) -> dict[str, Any]:

@@ -19,12 +19,21 @@ STDIN = "-"
 
 @click.command()
 @file_options
-@click.option("--select", multiple=True, metavar="RULES", help="Only these: codes, names, families, severities, ALL (comma separated).")
+@click.option(
+    "--select",
+    multiple=True,
+    metavar="RULES",
+    help="Only these: codes, names, families, severities, ALL (comma separated).",
+)
 @click.option("--ignore", multiple=True, metavar="RULES", help="All but these.")
 @click.option("--extend-select", multiple=True, metavar="RULES", help="These too, beside the configured ones.")
-@click.option("--per-file-ignores", multiple=True, metavar="PATTERN:RULE", help="Not these in files that fit the pattern.")
+@click.option(
+    "--per-file-ignores", multiple=True, metavar="PATTERN:RULE", help="Not these in files that fit the pattern."
+)
 @click.option("--fix", is_flag=True, help="Mend what can be mended without a change of meaning.")
-@click.option("--unsafe-fixes", is_flag=True, default=None, help="With --fix or --diff: also mend what needs a second look.")
+@click.option(
+    "--unsafe-fixes", is_flag=True, default=None, help="With --fix or --diff: also mend what needs a second look."
+)
 @click.option("--diff", is_flag=True, help="Print what --fix would change, change nothing.")
 @click.option("--output-format", type=FORMAT, help="How to print findings.  [default: full]")
 @click.option("-o", "--output-file", metavar="FILE", help="Write the report there instead of to standard output.")
@@ -33,7 +42,12 @@ STDIN = "-"
 @click.option("--stdin-filename", metavar="NAME", help="Lint standard input under this name.")
 @click.option("-w", "--watch", is_flag=True, help="Lint again whenever a file changes.")
 @click.option("--show-files", is_flag=True, help="List the files that would be linted.")
-@click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", help="When to use colours.  [default: auto]")
+@click.option(
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    help="When to use colours.  [default: auto]",
+)
 def check(paths: tuple[str, ...], **options: Any) -> int:
     """Lint files and folders as one program; no PATHS: the current folder.
 
@@ -55,7 +69,7 @@ def once(paths: Sequence[str], config: Config, options: dict[str, Any], given: d
     from graphlint.discover import Stdin
 
     begun = time.perf_counter()
-    stdin = next((Stdin(name, data) for name, data in given.items()), None)
+    stdin = Stdin(*next(iter(given.items()))) if given else None
     try:
         result = pipeline.lint(paths, config, stdin)
     except ConfigError as error:
@@ -64,7 +78,10 @@ def once(paths: Sequence[str], config: Config, options: dict[str, Any], given: d
         return _mend(paths, result, config, options, given)
     code = report(result, config, options, given)
     if options["verbose"]:
-        click.echo(f"{time.perf_counter() - begun:.2f} s, torch {'.'.join(map(str, config.target_torch))}, settings {config.file or 'built in'}", err=True)
+        click.echo(
+            f"{time.perf_counter() - begun:.2f} s, torch {'.'.join(map(str, config.target_torch))}, settings {config.file or 'built in'}",
+            err=True,
+        )
     return code
 
 
@@ -103,7 +120,9 @@ def complain(problems: Sequence[Problem]) -> None:
         click.echo(f"{problem.filename}{row}: error: {problem.message}", err=True)
 
 
-def _mend(paths: Sequence[str], result: LintResult, config: Config, options: dict[str, Any], given: dict[str, bytes]) -> int:
+def _mend(
+    paths: Sequence[str], result: LintResult, config: Config, options: dict[str, Any], given: dict[str, bytes]
+) -> int:
     from graphlint import fix, pipeline
 
     files = fix.fixed(result.findings, config.unsafe_fixes, given)
@@ -178,7 +197,7 @@ def _watch(paths: Sequence[str], config: Config, options: dict[str, Any]) -> int
     """`--watch`: lints, then waits for a change; ends with Ctrl-C."""
     from graphlint import discover
 
-    seen: object = None
+    seen: tuple[object, ...] | None = None
     while True:
         sources, _ = discover.discover(paths, config)
         now = tuple((source.file, source.stat) for source in sources)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -19,15 +20,35 @@ def file_options(command: F) -> F:
     for option in reversed(
         (
             click.argument("paths", nargs=-1),
-            click.option("--config", "configs", multiple=True, metavar="FILE|KEY=VALUE", help="A configuration file, or one setting in TOML."),
+            click.option(
+                "--config",
+                "configs",
+                multiple=True,
+                metavar="FILE|KEY=VALUE",
+                help="A configuration file, or one setting in TOML.",
+            ),
             click.option("--isolated", is_flag=True, help="Look for no configuration file."),
-            click.option("--exclude", multiple=True, metavar="PATTERNS", help="Leave these out, beside the usual ones (comma separated, gitignore syntax)."),
-            click.option("--force-exclude", is_flag=True, default=None, help="Leave excluded files out even when they are named one by one."),
+            click.option(
+                "--exclude",
+                multiple=True,
+                metavar="PATTERNS",
+                help="Leave these out, beside the usual ones (comma separated, gitignore syntax).",
+            ),
+            click.option(
+                "--force-exclude",
+                is_flag=True,
+                default=None,
+                help="Leave excluded files out even when they are named one by one.",
+            ),
             click.option("--no-respect-gitignore", is_flag=True, help="Lint what git ignores too."),
-            click.option("--target-torch", metavar="RELEASE", help="The torch release that verdicts are for, as in 2.11."),
+            click.option(
+                "--target-torch", metavar="RELEASE", help="The torch release that verdicts are for, as in 2.11."
+            ),
             click.option("-n", "--no-cache", is_flag=True, help="Neither read nor write the cache."),
             click.option("--cache-dir", metavar="DIR", help="Where to keep the cache.  [env: GRAPHLINT_CACHE_DIR]"),
-            click.option("-v", "--verbose", is_flag=True, help="Also say what stayed unresolved, and where the time went."),
+            click.option(
+                "-v", "--verbose", is_flag=True, help="Also say what stayed unresolved, and where the time went."
+            ),
             click.option("-q", "--quiet", is_flag=True, help="Print findings only."),
         )
     ):
@@ -60,7 +81,9 @@ def _base(paths: Sequence[str], options: dict[str, Any]) -> Config:
     files = [text for text in texts if "=" not in text]
     if len(files) > 1:
         raise ConfigError("--config takes one file; give the others as KEY=VALUE")
-    found = configuration.load(files[0]) if files else configuration.find(paths, isolated=options.get("isolated", False))
+    found = (
+        configuration.load(files[0]) if files else configuration.find(paths, isolated=options.get("isolated", False))
+    )
     for text in texts:
         if "=" in text:
             found = configuration.parse_inline(text, found)
@@ -76,9 +99,11 @@ def _table(options: dict[str, Any]) -> dict[str, Any]:
         if options.get(key):
             table[key.replace("_", "-")] = options[key]
     for key in ("ignore", "extend_select"):
-        configuration.override(Config(root="."), {key.replace("_", "-"): _list(options, key)}, f"--{key.replace('_', '-')}")
+        configuration.override(
+            Config(root="."), {key.replace("_", "-"): _list(options, key)}, f"--{key.replace('_', '-')}"
+        )
     if table.get("cache-dir"):
-        table["cache-dir"] = click.format_filename(__import__("os").path.abspath(table["cache-dir"]))
+        table["cache-dir"] = os.path.abspath(table["cache-dir"])
     return table
 
 
@@ -88,13 +113,15 @@ def _list(options: dict[str, Any], key: str) -> list[str]:
 
 def _per_file(texts: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
     """`tests/*:CG101,other.py:rng` -> pairs of a pattern and its selectors."""
-    pairs = []
+    pairs: list[tuple[str, tuple[str, ...]]] = []
     for text in texts:
         for part in text.split(","):
             pattern, colon, selector = part.rpartition(":")
             if not colon:
                 raise click.UsageError(f"--per-file-ignores `{part}` has no `:`; write PATTERN:CODE")
-            table = configuration.override(Config(root="."), {"per-file-ignores": {pattern: [selector]}}, "--per-file-ignores")
+            table = configuration.override(
+                Config(root="."), {"per-file-ignores": {pattern: [selector]}}, "--per-file-ignores"
+            )
             pairs += table.per_file_ignores
     return pairs
 

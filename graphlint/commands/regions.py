@@ -15,7 +15,9 @@ from graphlint.findings import RegionInfo
 
 @click.command()
 @file_options
-@click.option("--output-format", type=click.Choice(["text", "json"]), default="text", help="How to print them.  [default: text]")
+@click.option(
+    "--output-format", type=click.Choice(["text", "json"]), default="text", help="How to print them.  [default: text]"
+)
 def regions(paths: tuple[str, ...], **options: Any) -> int:
     """List every capture region under PATHS; no PATHS: the current folder."""
     from graphlint import pipeline

@@ -52,7 +52,10 @@ def gitlab(result: LintResult, view: View) -> str:
                 "path": view.relative(finding.at.filename),
                 "positions": {
                     "begin": {"line": finding.at.row, "column": finding.at.column},
-                    "end": {"line": finding.at.end_row or finding.at.row, "column": finding.at.end_column or finding.at.column},
+                    "end": {
+                        "line": finding.at.end_row or finding.at.row,
+                        "column": finding.at.end_column or finding.at.column,
+                    },
                 },
             },
         }
@@ -63,18 +66,25 @@ def gitlab(result: LintResult, view: View) -> str:
 
 def junit(result: LintResult, view: View) -> str:
     """One suite for each file with findings, one failed case for each finding; problems are errors."""
-    suites = [_suite(filename, list(group)) for filename, group in itertools.groupby(result.findings, lambda finding: finding.at.filename)]
+    suites = [
+        _suite(filename, list(group))
+        for filename, group in itertools.groupby(result.findings, lambda finding: finding.at.filename)
+    ]
     suites += [_error_suite(problem) for problem in result.problems]
     if not suites:
-        suites = ['  <testsuite name="graphlint" tests="1" failures="0" errors="0">\n    <testcase name="graphlint"/>\n  </testsuite>\n']
+        suites = [
+            '  <testsuite name="graphlint" tests="1" failures="0" errors="0">\n    <testcase name="graphlint"/>\n  </testsuite>\n'
+        ]
     failures, errors = len(result.findings), len(result.problems)
-    head = f'<testsuites name="graphlint" tests="{max(1, failures + errors)}" failures="{failures}" errors="{errors}">\n'
+    head = (
+        f'<testsuites name="graphlint" tests="{max(1, failures + errors)}" failures="{failures}" errors="{errors}">\n'
+    )
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + head + "".join(suites) + "</testsuites>\n"
 
 
 def _suite(filename: str, findings: list[Finding]) -> str:
     cases = "".join(
-        f"    <testcase name={_attribute(f'{finding.code} {finding.name}')} classname={_attribute(filename)} file={_attribute(filename)} line=\"{finding.at.row}\">\n"
+        f'    <testcase name={_attribute(f"{finding.code} {finding.name}")} classname={_attribute(filename)} file={_attribute(filename)} line="{finding.at.row}">\n'
         f"      <failure message={_attribute(finding.message)}>{_text(f'{filename}:{finding.at.row}:{finding.at.column}: {finding.message}')}</failure>\n"
         "    </testcase>\n"
         for finding in findings

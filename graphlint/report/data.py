@@ -24,7 +24,9 @@ def json_statistics(result: LintResult, view: View) -> str:
     """`[{"code", "name", "severity", "count"}]`, most frequent first."""
     counts = Counter((finding.code, finding.name, finding.severity) for finding in result.findings)
     rows = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return dump([{"code": code, "name": name, "severity": severity, "count": count} for (code, name, severity), count in rows])
+    return dump(
+        [{"code": code, "name": name, "severity": severity, "count": count} for (code, name, severity), count in rows]
+    )
 
 
 def json_regions(regions: tuple[RegionInfo, ...]) -> str:
@@ -53,7 +55,9 @@ def as_dict(finding: Finding) -> dict[str, Any]:
         "end_location": _end(finding.at),
         "region": {"filename": region.filename, "row": region.row, "kind": region.kind} if region else None,
         "trace": [{"filename": step.filename, "row": step.row, "name": step.name} for step in finding.trace],
-        "related": [{"filename": other.filename, "row": other.row, "message": other.message} for other in finding.related],
+        "related": [
+            {"filename": other.filename, "row": other.row, "message": other.message} for other in finding.related
+        ],
         "fix": _fix(finding.fix) if finding.fix else None,
         "noqa_row": finding.at.row,
         "url": f"rules/{finding.name}.md",
@@ -65,7 +69,12 @@ def _fix(fix: Fix) -> dict[str, Any]:
         "message": fix.title,
         "applicability": "safe" if fix.safe else "unsafe",
         "edits": [
-            {"filename": edit.at.filename, "content": edit.text, "location": _start(edit.at), "end_location": _end(edit.at)}
+            {
+                "filename": edit.at.filename,
+                "content": edit.text,
+                "location": _start(edit.at),
+                "end_location": _end(edit.at),
+            }
             for edit in fix.edits
         ],
     }

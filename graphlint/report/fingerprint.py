@@ -18,6 +18,8 @@ def fingerprints(findings: Sequence[Finding], view: View) -> list[str]:
         at = finding.at
         text = " ".join(view.line(at.filename, at.row).split())
         key = (finding.code, view.relative(at.filename), view.scope(at.filename, at.row), text)
-        out.append(hashlib.blake2b("\0".join((*key, str(seen[key]))).encode("utf-8", "replace"), digest_size=16).hexdigest())
+        out.append(
+            hashlib.blake2b("\0".join((*key, str(seen[key]))).encode("utf-8", "replace"), digest_size=16).hexdigest()
+        )
         seen[key] += 1
     return out

@@ -23,7 +23,13 @@ def sarif(result: LintResult, view: View) -> str:
     marks = [None] * len(result.findings) + list(result.suppressed)
     codes = sorted({finding.code for finding in findings})
     run = {
-        "tool": {"driver": {"name": "graphlint", "semanticVersion": __version__, "rules": [_rule(code, findings) for code in codes]}},
+        "tool": {
+            "driver": {
+                "name": "graphlint",
+                "semanticVersion": __version__,
+                "rules": [_rule(code, findings) for code in codes],
+            }
+        },
         "columnKind": "unicodeCodePoints",
         "invocations": [
             {
@@ -54,7 +60,9 @@ def _rule(code: str, findings: Iterable[Finding]) -> dict[str, Any]:
     }
 
 
-def _result(finding: Finding, mark: Suppressed | None, fingerprint: str, codes: list[str], view: View) -> dict[str, Any]:
+def _result(
+    finding: Finding, mark: Suppressed | None, fingerprint: str, codes: list[str], view: View
+) -> dict[str, Any]:
     way = [_flow_step(place, text, view) for place, text in _steps(finding)]
     out: dict[str, Any] = {
         "ruleId": finding.code,
@@ -68,7 +76,9 @@ def _result(finding: Finding, mark: Suppressed | None, fingerprint: str, codes: 
         out["codeFlows"] = [{"threadFlows": [{"locations": way}]}]
     if finding.related:
         places = [(Place(other.filename, other.row), other.message) for other in finding.related]
-        out["relatedLocations"] = [{"id": i, **_location(place, view, text)} for i, (place, text) in enumerate(places, 1)]
+        out["relatedLocations"] = [
+            {"id": i, **_location(place, view, text)} for i, (place, text) in enumerate(places, 1)
+        ]
     if finding.fix:
         out["fixes"] = [_fix(finding.fix, view)]
     if mark:
@@ -134,4 +144,8 @@ def _suppression(mark: Suppressed, view: View) -> dict[str, Any]:
 
 def _notification(problem: Problem, view: View) -> dict[str, Any]:
     at = Place(problem.filename, max(1, problem.row))
-    return {"level": "error", "message": {"text": f"{problem.filename}: {problem.message}"}, "locations": [_location(at, view)]}
+    return {
+        "level": "error",
+        "message": {"text": f"{problem.filename}: {problem.message}"},
+        "locations": [_location(at, view)],
+    }

@@ -41,8 +41,11 @@ def _whole(finding: Finding, view: View) -> Iterable[str]:
         yield _paint(line, finding.severity, view)
     gutter = " " * (lines[0].index("|") if lines else 2)
     for note in (*_way(finding, view), *_related(finding, view), *_cures(finding)):
+        if note.startswith("  "):
+            yield f"{gutter}  {note}"
+            continue
         label, _, rest = note.partition(": ")
-        yield f"{gutter}{_style('=', view, fg='cyan')} {_style(label, view, bold=True)}: {rest}" if rest else f"{gutter}  {note}"
+        yield f"{gutter}{_style('=', view, fg='cyan')} {_style(label, view, bold=True)}: {rest}"
 
 
 def _way(finding: Finding, view: View) -> list[str]:
@@ -53,11 +56,11 @@ def _way(finding: Finding, view: View) -> list[str]:
     steps = [step for step in finding.trace if (step.filename, step.row) != (region.filename, region.row)]
     if not steps:
         return [f"captured at: {_place_and_line(region, view)}"]
-    places = [f"{place.filename}:{place.row}" for place in (region, *steps)]
-    wide = max(map(len, places))
+    way = [(region.filename, region.row, region.kind), *((step.filename, step.row, step.name) for step in steps)]
+    wide = max(len(f"{filename}:{row}") for filename, row, _ in way)
     calls = [
-        f"  {place:<{wide}}  {'  ' * depth}{one_line(view.line(step.filename, step.row)) or getattr(step, 'name', '')}"
-        for depth, (place, step) in enumerate(zip(places, (region, *steps), strict=True))
+        f"  {f'{filename}:{row}':<{wide}}  {'  ' * depth}{one_line(view.line(filename, row)) or name}"
+        for depth, (filename, row, name) in enumerate(way)
     ]
     if len(calls) > MAX_STEPS:
         hidden = len(calls) - MAX_STEPS
@@ -80,8 +83,9 @@ def _place_and_line(region: RegionRef, view: View) -> str:
 def _related(finding: Finding, view: View) -> list[str]:
     notes = []
     for related in finding.related:
+        notes.append(f"see also: {related.message}, at {related.filename}:{related.row}")
         text = one_line(view.line(related.filename, related.row))
-        notes.append(f"see also: {related.filename}:{related.row}  {related.message}" + (f":  {text}" if text else ""))
+        notes += [f"  {text}"] if text else []
     return notes
 
 
@@ -103,6 +107,8 @@ def _style(text: str, view: View, fg: str | None = None, bold: bool | None = Non
 
 def summary(result: LintResult) -> str:
     """The last lines of a report for people: how much was found, or what "nothing" means."""
+    if not result.files:
+        return ""
     lines = [_verdict(result)]
     fixable = sum(finding.fix is not None and finding.fix.safe for finding in result.findings)
     unsafe = sum(finding.fix is not None and not finding.fix.safe for finding in result.findings)
@@ -110,7 +116,9 @@ def summary(result: LintResult) -> str:
         more = f" ({unsafe} more with `--unsafe-fixes`)" if unsafe else ""
         lines.append(f"[*] {fixable} can be mended with `--fix`{more}.")
     if result.unresolved:
-        lines.append(f"{_count(len(result.unresolved), 'call')} in capture regions could not be resolved; `--verbose` lists them.")
+        lines.append(
+            f"{_count(len(result.unresolved), 'call')} in capture regions could not be resolved; `--verbose` lists them."
+        )
     return "\n".join(lines) + "\n"
 
 

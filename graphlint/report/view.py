@@ -14,7 +14,9 @@ class View:
     `base` is the folder that URIs count from; `given` holds texts that are on no disk (standard input).
     """
 
-    def __init__(self, base: str = "", colour: bool = False, verbose: bool = False, given: dict[str, bytes] | None = None) -> None:
+    def __init__(
+        self, base: str = "", colour: bool = False, verbose: bool = False, given: dict[str, bytes] | None = None
+    ) -> None:
         self.base = base or os.getcwd()
         self.colour = colour
         self.verbose = verbose
