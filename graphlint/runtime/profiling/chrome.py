@@ -171,9 +171,7 @@ class _Reader:
             args = _args(event)
             backward = bool(_integer(args.forward_thread))
             thread = self._thread(event)
-            self.ranges.append(
-                HostRange(name, start, end, thread, RangeKind.OP, _integer(args.sequence), backward)
-            )
+            self.ranges.append(HostRange(name, start, end, thread, RangeKind.OP, _integer(args.sequence), backward))
         elif category in _USER or category == "":
             kind = range_kind(name)
             if category != "python_function" or kind is RangeKind.MODULE:  # a trace with stacks names every frame

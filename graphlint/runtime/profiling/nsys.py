@@ -54,7 +54,8 @@ class _Reader:
     def __init__(self, database: sqlite3.Connection, path: Path) -> None:
         self.database = database
         self.path = path
-        self.tables = {row[0] for row in database.execute("select name from sqlite_master where type in ('table', 'view')")}
+        listed = database.execute("select name from sqlite_master where type in ('table', 'view')")
+        self.tables = {row[0] for row in listed}
         self.notes: list[str] = []
         self.strings: dict[int, str] = {}
         if "StringIds" in self.tables:
@@ -63,11 +64,11 @@ class _Reader:
     def timeline(self) -> Timeline:
         device = [*self._kernels(), *self._copies(), *self._fills(), *self._graphs()]
         if not device:
-            raise UnreadableTrace(f"{self.path}: the export holds no CUDA work; record with `nsys profile -t cuda,nvtx`")
+            raise UnreadableTrace(f"{self.path}: no CUDA work in the export; record with `nsys profile -t cuda,nvtx`")
         calls, ranges = list(self._calls()), list(self._ranges())
         if not ranges:
             self.notes.append("no NVTX ranges in the export: steps and modules are unknown")
-        origin = min(x.start for x in [*device, *calls, *ranges])
+        origin = min(*(o.start for o in device), *(c.start for c in calls), *(r.start for r in ranges), float("inf"))
         return Timeline(
             source=self.path.name,
             calls=_shift(calls, origin),
@@ -142,8 +143,7 @@ class _Reader:
         return str(row[0]) if row else ""
 
 
-
 def _shift(events: Iterable[_T], by: float) -> tuple[_T, ...]:
-    """The events on a clock that starts at the first one, sorted: an export counts nanoseconds since the machine's start."""
+    """The events on a clock that starts at the first one, sorted."""
     moved = (replace(e, start=e.start - by, end=e.end - by) for e in events)
     return tuple(sorted(moved, key=lambda e: (e.start, -e.end)))

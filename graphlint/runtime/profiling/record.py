@@ -71,7 +71,7 @@ def require_device() -> None:
     """
     if not torch.cuda.is_available():
         raise NoDevice(
-            "no CUDA device: a profile measures a GPU; record a trace on a machine that has one and give its file instead"
+            "no CUDA device: a profile measures a GPU; record a trace on a machine with one and give its file instead"
         )
 
 

@@ -108,7 +108,7 @@ def _all_tensors(reached: Reached) -> Iterator[Any]:
 
 
 def named_state(reached: Reached) -> Iterator[tuple[str, Any]]:
-    """Every floating-point tensor that a step may change, with a name a user knows: parameters, buffers, optimizer state."""
+    """Every tensor that a step may change, by a name that a user knows: parameters, buffers, optimizer state."""
     names: dict[Any, str] = {}
     for root, module in reached.modules.items():
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:

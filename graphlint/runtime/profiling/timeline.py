@@ -1,6 +1,6 @@
 """What a recording holds, as plain values: the nouns of a profile.
 
-A recording made by `torch.profiler`, by another tool that writes the Chrome trace format, or by Nsight Systems becomes one
+A recording of `torch.profiler`, of another tool that writes the Chrome trace format, or of Nsight Systems becomes one
 `Timeline`; everything behind the readers works on this type alone and needs neither torch nor a GPU.
 All times are microseconds on one clock shared by host and device.
 """

@@ -1,0 +1,188 @@
+"""From a recording to a report: pure functions over plain values, with no torch and no GPU."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from graphlint.runtime.profiling import advice
+from graphlint.runtime.profiling.costs import ReplayCosts
+from graphlint.runtime.profiling.gaps import SAID, Cause, Gap, gaps
+from graphlint.runtime.profiling.launches import Launch, launches
+from graphlint.runtime.profiling.model import fit, whole_step
+from graphlint.runtime.profiling.modules import changing_paths, modules, together
+from graphlint.runtime.profiling.report import Drawing, Idle, Report, Whole
+from graphlint.runtime.profiling.steps import Iteration, cut, typical
+from graphlint.runtime.profiling.timeline import CallKind, Microseconds, RangeKind, Timeline, module_name
+
+_DRAWN = 20_000  # events of the timeline at most
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Times of the step without a profiler, which slows the host: measured on a live run, or given by the user."""
+
+    wall: Microseconds
+    enqueue: Microseconds | None = None
+
+
+def analyse(
+    timeline: Timeline,
+    costs: ReplayCosts | None = None,
+    clock: Clock | None = None,
+    mark: str | None = None,
+    input_shapes: Sequence[tuple[str, ...]] = (),
+) -> Report:
+    """Judges a recorded step.
+
+    Args:
+        timeline: from a reader or from the recorder.
+        costs: of graphs on that machine.
+        clock: times without the profiler; without it those of the recording are taken, with its slower host.
+        mark: beginning of the name of the ranges that mark steps.
+        input_shapes: of each step's batch, to see inputs that change.
+
+    Raises:
+        ValueError: no range begins with `mark`, or no step did device work.
+    """
+    costs = costs or ReplayCosts()
+    steps, notes = cut(timeline, mark)
+    if not steps:
+        raise ValueError(f"no step of {timeline.source} did device work; its marks lie around something else")
+    step = typical(steps)
+    sequence, idle = launches(step), gaps(step)
+    whole, host_scale = _whole(steps, sequence, costs, clock)
+    rows = modules(sequence, steps, costs, host_scale)
+    facts = advice.Facts(
+        whole=whole,
+        waits=_waits(sequence),
+        changing=sorted(changing_paths(steps)),
+        kernels_change=len({frozenset(s.shape().items()) for s in steps}) > 1,
+        input_shapes=tuple(input_shapes),
+        modules=rows,
+        together=together(sequence, rows, costs, host_scale) if rows else 1.0,
+        already=sum(launch.nodes for launch in sequence if launch.graph) / max(1, whole.nodes),
+        copied=sum(o.bytes for o in step.ops if o.kind == "memcpy"),
+    )
+    return Report(
+        source=timeline.source,
+        card=timeline.card,
+        torch=timeline.torch,
+        steps=len(steps),
+        live=clock is not None and clock.enqueue is not None,
+        whole=whole,
+        idle=_idle(idle),
+        modules=rows,
+        advice=advice.advise(facts),
+        costs=costs.source,
+        notes=(*timeline.notes, *notes, *_profiler_note(clock)),
+        drawing=_draw(step, idle, costs, host_scale),
+    )
+
+
+def _whole(
+    steps: Sequence[Iteration], sequence: Sequence[Launch], costs: ReplayCosts, clock: Clock | None
+) -> tuple[Whole, float]:
+    step = typical(steps)
+    device, nodes = statistics.median(s.busy for s in steps), len(step.ops)
+    on_host = sum(x.before + x.call for x in sequence) or step.span - step.waiting
+    outside = 0.0
+    if clock is None:
+        wall, guess = _recorded_wall(steps), 1.0
+        outside = min(_outside(steps), max(0.0, wall - device))
+    else:
+        wall = clock.wall
+        enqueue = clock.enqueue if clock.enqueue is not None else wall
+        guess = min(1.0, enqueue / max(step.span, 1e-3))
+    host_scale = fit(sequence, costs, wall - outside, guess)
+    share = min(1.0, max(0.0, (wall - device - outside) / wall))
+    projected = outside + whole_step(device, nodes, costs)
+    return Whole(wall, on_host * host_scale, device, nodes, outside, share, projected), host_scale
+
+
+def _recorded_wall(steps: Sequence[Iteration]) -> Microseconds:
+    """Time from step to step, on whichever of host and device ends later."""
+    if len(steps) == 1:
+        return max(steps[0].span, max(o.end for o in steps[0].ops) - steps[0].start)
+    ends = [max(max(o.end for o in s.ops), s.end) for s in steps]
+    return max(1e-3, statistics.median(b - a for a, b in pairwise(ends)))
+
+
+def _outside(steps: Sequence[Iteration]) -> Microseconds:
+    return statistics.median(sum(g.length for g in gaps(s) if g.cause is Cause.OUTSIDE) for s in steps)
+
+
+def _waits(sequence: Sequence[Launch]) -> tuple[tuple[str, str], ...]:
+    """(operator or call, module) of each wait, once."""
+    return tuple(dict.fromkeys((x.operator or x.name, x.path) for x in sequence if x.waits))
+
+
+def _idle(found: Sequence[Gap]) -> tuple[Idle, ...]:
+    groups: dict[Cause, list[float]] = {}
+    for gap in found:
+        groups.setdefault(gap.cause, []).append(gap.length)
+    rows = [Idle(c.value, SAID[c], sum(v), len(v), max(v)) for c, v in groups.items()]
+    return tuple(sorted(rows, key=lambda r: -r.time))
+
+
+def _profiler_note(clock: Clock | None) -> tuple[str, ...]:
+    if clock is not None:
+        return ()
+    return (
+        "wall time comes from the recording, and a profiler slows the host: the true share and gain are smaller; "
+        "give the wall time without a profiler (--wall-us) for a true figure",
+    )
+
+
+def _draw(step: Iteration, idle: Sequence[Gap], costs: ReplayCosts, host_scale: float) -> Drawing:
+    """The step on a clock that starts at its first event, events cut at a number that a browser can bear."""
+    ops = sorted(step.ops, key=lambda o: o.start)[:_DRAWN]
+    origin = min([step.start, *(o.start for o in ops)])
+    ranges = [r for r in step.ranges if r.kind in (RangeKind.MODULE, RangeKind.OPTIMIZER)][:_DRAWN]
+    depths = _depths([(r.start, r.end, r.thread) for r in ranges])
+    named = [
+        (*_label(r.name, r.kind), r.start - origin, r.end - r.start, depth)
+        for r, depth in zip(ranges, depths, strict=True)
+    ]
+    shown = (CallKind.LAUNCH, CallKind.GRAPH, CallKind.WAIT, CallKind.ALLOC)
+    calls = [(c.start - origin, c.end - c.start, c.kind.value) for c in step.calls if c.kind in shown]
+    return Drawing(
+        start=0.0,
+        end=max([step.end, *(o.end for o in ops)]) - origin,
+        ops=tuple((o.name, o.start - origin, o.duration, o.stream, o.kind) for o in ops),
+        gaps=tuple(
+            (max(0.0, g.start - origin), g.end - max(g.start, origin), g.cause.value, g.path, g.operator)
+            for g in idle
+            if g.end > origin and g.start < ops[-1].end
+        ),
+        calls=tuple(calls[:_DRAWN]),
+        modules=tuple(named),
+        node_gap=costs.node_gap,
+        stretched=1 / host_scale if host_scale else 1.0,
+    )
+
+
+def _label(name: str, kind: RangeKind) -> tuple[str, str]:
+    if kind is RangeKind.OPTIMIZER:
+        return "optimizer step", name.removeprefix("Optimizer.step#").removesuffix(".step")
+    return module_name(name)
+
+
+def _depths(spans: Sequence[tuple[float, float, int]]) -> list[int]:
+    """How deep each range is nested in the earlier ones of its thread."""
+    depths, open_ends = [], dict[int, list[float]]()
+    for start, end, thread in spans:
+        stack = open_ends.setdefault(thread, [])
+        while stack and stack[-1] <= start:
+            stack.pop()
+        depths.append(len(stack))
+        stack.append(end)
+    return depths
+
+
+def with_measurement(report: Report, graphed: Microseconds | None, failed: str = "") -> Report:
+    """The report with what a captured graph of the step really took."""
+    whole = replace(report.whole, graphed=graphed, failed=failed)
+    return replace(report, whole=whole, advice=advice.confirmed(report.advice, whole))
