@@ -85,7 +85,8 @@ def _shapes(facts: Facts) -> list[str]:
             "or leave this step to torch.compile, which fuses kernels without a fixed size."
         ]
     if facts.kernels_change:
-        where = f" in {_examples(_leaves(facts.changing))}" if facts.changing else ""
+        named = sorted(filter(None, _leaves(facts.changing)), key=lambda p: ("Backward" in p, p))
+        where = f" in {_examples(named)}" if named else ""
         return [
             f"Kernels or their sizes change from step to step{where}: a size comes from data. "
             "Pad it to one size and mask the rest, bucket it with a graph for each bucket, "

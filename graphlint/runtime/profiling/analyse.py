@@ -9,15 +9,14 @@ from itertools import pairwise
 
 from graphlint.runtime.profiling import advice
 from graphlint.runtime.profiling.costs import ReplayCosts
+from graphlint.runtime.profiling.drawing import draw
 from graphlint.runtime.profiling.gaps import SAID, Cause, Gap, gaps
 from graphlint.runtime.profiling.launches import Launch, launches
 from graphlint.runtime.profiling.model import fit, whole_step
 from graphlint.runtime.profiling.modules import changing_paths, modules, together
-from graphlint.runtime.profiling.report import Drawing, Idle, Report, Whole
+from graphlint.runtime.profiling.report import Idle, Report, Whole
 from graphlint.runtime.profiling.steps import Iteration, cut, typical
-from graphlint.runtime.profiling.timeline import CallKind, Microseconds, RangeKind, Timeline, module_name
-
-_DRAWN = 20_000  # events of the timeline at most
+from graphlint.runtime.profiling.timeline import Microseconds, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ def analyse(
         advice=advice.advise(facts),
         costs=costs.source,
         notes=(*timeline.notes, *notes, *_profiler_note(clock)),
-        drawing=_draw(step, idle, costs, host_scale),
+        drawing=draw(step, idle, costs, whole.wall),
     )
 
 
@@ -134,52 +133,6 @@ def _profiler_note(clock: Clock | None) -> tuple[str, ...]:
         "wall time comes from the recording, and a profiler slows the host: the true share and gain are smaller; "
         "give the wall time without a profiler (--wall-us) for a true figure",
     )
-
-
-def _draw(step: Iteration, idle: Sequence[Gap], costs: ReplayCosts, host_scale: float) -> Drawing:
-    """The step on a clock that starts at its first event, events cut at a number that a browser can bear."""
-    ops = sorted(step.ops, key=lambda o: o.start)[:_DRAWN]
-    origin = min([step.start, *(o.start for o in ops)])
-    ranges = [r for r in step.ranges if r.kind in (RangeKind.MODULE, RangeKind.OPTIMIZER)][:_DRAWN]
-    depths = _depths([(r.start, r.end, r.thread) for r in ranges])
-    named = [
-        (*_label(r.name, r.kind), r.start - origin, r.end - r.start, depth)
-        for r, depth in zip(ranges, depths, strict=True)
-    ]
-    shown = (CallKind.LAUNCH, CallKind.GRAPH, CallKind.WAIT, CallKind.ALLOC)
-    calls = [(c.start - origin, c.end - c.start, c.kind.value) for c in step.calls if c.kind in shown]
-    return Drawing(
-        start=0.0,
-        end=max([step.end, *(o.end for o in ops)]) - origin,
-        ops=tuple((o.name, o.start - origin, o.duration, o.stream, o.kind) for o in ops),
-        gaps=tuple(
-            (max(0.0, g.start - origin), g.end - max(g.start, origin), g.cause.value, g.path, g.operator)
-            for g in idle
-            if g.end > origin and g.start < ops[-1].end
-        ),
-        calls=tuple(calls[:_DRAWN]),
-        modules=tuple(named),
-        node_gap=costs.node_gap,
-        stretched=1 / host_scale if host_scale else 1.0,
-    )
-
-
-def _label(name: str, kind: RangeKind) -> tuple[str, str]:
-    if kind is RangeKind.OPTIMIZER:
-        return "optimizer step", name.removeprefix("Optimizer.step#").removesuffix(".step")
-    return module_name(name)
-
-
-def _depths(spans: Sequence[tuple[float, float, int]]) -> list[int]:
-    """How deep each range is nested in the earlier ones of its thread."""
-    depths, open_ends = [], dict[int, list[float]]()
-    for start, end, thread in spans:
-        stack = open_ends.setdefault(thread, [])
-        while stack and stack[-1] <= start:
-            stack.pop()
-        depths.append(len(stack))
-        stack.append(end)
-    return depths
 
 
 def with_measurement(report: Report, graphed: Microseconds | None, failed: str = "") -> Report:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from graphlint.runtime.profiling.costs import ReplayCosts
@@ -68,7 +68,9 @@ def together(sequence: Sequence[Launch], rows: Iterable[Module], costs: ReplayCo
 
 
 def changing_paths(steps: Sequence[Iteration]) -> set[str]:
-    """Modules whose kernels or launch dimensions differ between recorded steps, and all modules around them."""
+    """What launches different kernels or launch dimensions from step to step: modules, all modules around them, and
+    operators where they lie outside modules.
+    """
     if len(steps) < 2:
         return set()
     shapes = [_shapes(step) for step in steps]
@@ -78,19 +80,15 @@ def changing_paths(steps: Sequence[Iteration]) -> set[str]:
 
 
 def _shapes(step: Iteration) -> dict[str, Counter[tuple[str, tuple[int, ...]]]]:
-    by_correlation: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
-    for op in step.ops:
-        if op.correlation is not None:
-            by_correlation.setdefault(op.correlation, []).append((op.name, op.grid))
-    found: dict[str, Counter[tuple[str, tuple[int, ...]]]] = {}
-    for correlation, path in _paths(step).items():
-        found.setdefault(path, Counter()).update(by_correlation.get(correlation, []))
-    return found
-
-
-def _paths(step: Iteration) -> Mapping[int, str]:
+    launched = {c.correlation: c for c in step.calls if c.correlation is not None}
     where = Attribution(step)
-    return {c.correlation: where(c)[0] for c in step.calls if c.correlation is not None}
+    found: dict[str, Counter[tuple[str, tuple[int, ...]]]] = {}
+    for op in step.ops:
+        call = launched.get(op.correlation) if op.correlation is not None else None
+        path, _, operator = where(call) if call else ("", False, "")
+        place = operator if path.startswith("(") else path
+        found.setdefault(place, Counter())[op.name, op.grid] += 1
+    return found
 
 
 def _tree(sequence: Sequence[Launch], steps: Sequence[Iteration], host_scale: float) -> dict[str, _Node]:

@@ -109,16 +109,15 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """The typical step as recorded, for the timeline. Times are microseconds from its first event."""
+    """The typical step for the timeline. Times are microseconds from its first event, without the profiler's delay."""
 
-    start: Microseconds
-    end: Microseconds
+    length: Microseconds
     ops: tuple[tuple[str, Microseconds, Microseconds, int, str], ...]  # name, start, duration, stream, kind
     gaps: tuple[tuple[Microseconds, Microseconds, str, str, str], ...]  # start, duration, cause, path, operator
-    calls: tuple[tuple[Microseconds, Microseconds, str], ...]  # start, duration, kind
+    calls: tuple[tuple[Microseconds, Microseconds, str, str], ...]  # start, duration, kind, name
     modules: tuple[tuple[str, str, Microseconds, Microseconds, int], ...]  # path, class, start, duration, depth
     node_gap: Microseconds  # between the kernels of the graph that is drawn below
-    stretched: float  # how much the profiler slowed the host in this drawing
+    shrink: float  # what the profiler's idle time was multiplied with to give the step its true length
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def _numbers(report: Report) -> Iterator[str]:
 def _strip(drawing: Drawing) -> Iterator[str]:
     """Device activity over the step, one column for each slice of it, and below it the same work as one graph."""
     busy = union((start, start + duration) for _, start, duration, _, _ in drawing.ops)
-    slice_length = max(drawing.end - drawing.start, 1e-3) / _STRIP
+    slice_length = max(drawing.length, 1e-3) / _STRIP
     packed = sum(end - start for start, end in busy) + drawing.node_gap * len(drawing.ops)
     now = "".join(_block(_covered(busy, i * slice_length, (i + 1) * slice_length)) for i in range(_STRIP))
     as_graph = "█" * max(1, round(packed / slice_length))
