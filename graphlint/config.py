@@ -29,10 +29,13 @@ FORMATS = ("full", "concise", "json", "json-lines", "sarif", "github", "gitlab",
 PROJECT_MARKS = ("pyproject.toml", "graphlint.toml", "setup.py", "setup.cfg", ".git", ".hg")
 CONFIG_FILES = ("graphlint.toml", "pyproject.toml")  # of one folder, the first wins
 CACHE_FOLDER = ".graphlint_cache"
-EXCLUDE = (  # noqa: SIM905
-    ".bzr .direnv .eggs .git .graphlint_cache .hg .ipynb_checkpoints .mypy_cache .nox .pants.d .pyenv .pytest_cache .ruff_cache"
-    " .svn .tox .venv .vscode __pycache__ __pypackages__ _build buck-out dist node_modules site-packages venv"
-).split()
+# fmt: off
+EXCLUDE = (  # folders that hold no sources of the project
+    ".bzr", ".direnv", ".eggs", ".git", ".graphlint_cache", ".hg", ".ipynb_checkpoints", ".mypy_cache", ".nox",
+    ".pants.d", ".pyenv", ".pytest_cache", ".ruff_cache", ".svn", ".tox", ".venv", ".vscode", "__pycache__",
+    "__pypackages__", "_build", "buck-out", "dist", "node_modules", "site-packages", "venv",
+)
+# fmt: on
 
 
 class ConfigError(ValueError):
@@ -48,7 +51,7 @@ class Config(msgspec.Struct, frozen=True):
     extend_select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     per_file_ignores: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    exclude: tuple[str, ...] = tuple(EXCLUDE)
+    exclude: tuple[str, ...] = EXCLUDE
     extend_exclude: tuple[str, ...] = ()
     force_exclude: bool = False
     respect_gitignore: bool = True
@@ -154,7 +157,8 @@ def _parse(file: str, data: bytes) -> tuple[dict[str, Any], str]:
         raise ConfigError(f"{file}: is no UTF-8 text; save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"line (\d+)", str(error))
-        raise ConfigError(f"{file}:{found.group(1) if found else 1}: is no valid TOML: {error}") from error
+        row = found.group(1) if found else data.count(b"\n") + (not data.endswith(b"\n"))
+        raise ConfigError(f"{file}:{row}: is no valid TOML: {error}") from error
 
 
 def _line_of(text: str, key: str, nested: bool) -> int:

@@ -204,7 +204,7 @@ class Sources:
                 found = self._by_file.get(file) or self._neighbour(root, file)
                 if found:
                     return found
-        return None
+        return None if near else next((source for source in self if source.module == relative.replace(os.sep, ".")), None)
 
     def _neighbour(self, root: str, file: str) -> Source | None:
         if root not in self._neighbour_roots:

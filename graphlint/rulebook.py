@@ -50,7 +50,6 @@ FAMILIES = (
     "side-effect",
     "recapture",
     "compile",
-    "suppression",  # about comments, not about code
 )
 SEVERITIES = ("crash", "silent", "leak", "slow", "note")
 ANY = "_"

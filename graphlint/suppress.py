@@ -25,7 +25,7 @@ from graphlint.findings import Edit, Finding, Fix, LintResult, Place, Suppressed
 
 UNUSED, NO_REASON = "unused-suppression", "suppression-without-reason"
 SYNC_FAMILIES = ("host-sync", "data-control-flow", "dynamic-shape", "dynamic-alloc", "varlen-attention")
-_MARKS = (b"graphlint:", b"noqa", b"gpu-sync-ok")
+_MARKS = (b"graphlint:", b"noqa", b"NOQA", b"gpu-sync-ok")
 _COMMENT = re.compile(
     r"#\s*(?:graphlint:\s*ignore\b\s*(?P<rules>\[[^\]]*\])?(?:\s*--\s*(?P<reason>[^#]*[^#\s]))?"
     r"|noqa\s*:\s*(?P<codes>[A-Z]+[0-9]+(?:[\s,]+[A-Z]+[0-9]+)*)(?:\s*--\s*(?P<noqa_reason>[^#]*[^#\s]))?"
@@ -126,7 +126,7 @@ def _complaint(name: str, suppression: Suppression, what: str) -> Finding:
     rule = rulebook.load().by_name[name]
     fix = Fix("remove the comment", (Edit(suppression.cut, ""),), safe=True) if name == UNUSED else None
     return Finding(
-        rule.code, name, rule.family, rule.severity, rule.message.format(what=what), rule.help, suppression.at, fix=fix
+        rule.code, name, rule.family, rule.severity, rule.message.format(value=what), rule.help, suppression.at, fix=fix
     )
 
 

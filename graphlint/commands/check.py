@@ -150,7 +150,7 @@ def _stdin(paths: Sequence[str], options: dict[str, Any]) -> dict[str, bytes]:
     name = options["stdin_filename"] or "stdin.py"
     if [path for path in others if path not in (os.curdir, name)]:
         raise click.UsageError("standard input is linted alone; leave the other paths out")
-    return {os.path.normpath(name): click.get_binary_stream("stdin").read()}
+    return {os.path.normpath(name): sys.stdin.buffer.read()}
 
 
 def _base(config: Config) -> str:
