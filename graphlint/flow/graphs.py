@@ -1,0 +1,275 @@
+"""Capture and replay: what opens a region, what closes it, what a replay is, and callables that capture by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from graphlint import ir
+from graphlint.flow import events as ev
+from graphlint.flow import names
+from graphlint.flow.values import (
+    NONE,
+    UNKNOWN,
+    Bound,
+    Closure,
+    External,
+    Holder,
+    Host,
+    Instance,
+    Items,
+    Mapping,
+    Partial,
+    Storage,
+    Symbol,
+    Tensor,
+    Value,
+    Wrapped,
+    alternatives,
+)
+
+if TYPE_CHECKING:
+    from graphlint.flow.machine import Machine
+
+GRAPH_CLASSES = frozenset({f"torch.{backend}.{name}" for backend in names.BACKENDS for name in ("CUDAGraph", "NPUGraph", "XPUGraph", "MUSAGraph", "HPUGraph", "Graph")})
+CONTEXTS = frozenset({f"torch.{backend}.graph" for backend in names.BACKENDS} | {"warp.ScopedCapture", "wp.ScopedCapture"})
+CUDAGRAPH_MODES = ("reduce-overhead", "max-autotune")
+
+
+def is_graph_class(name: str) -> bool:
+    return name in GRAPH_CLASSES
+
+
+def begin(machine: Machine, kind: str, api: str, at: ir.Span, graph: Holder | None, words: dict[str, Value] | None = None, backward: bool = False) -> ev.Capture:
+    """Opens a capture here and now."""
+    words = words or {}
+    mode = words.get("capture_error_mode")
+    stream = words.get("stream")
+    capture = ev.Capture(kind, api, at, machine.frame, graph, machine.tick())
+    capture.mode = mode.value if isinstance(mode, Host) and isinstance(mode.value, str) else ("global" if mode is None else "?")
+    capture.sure = not machine.doubt
+    capture.loop = machine.frame.loops > 0
+    capture.backward = backward
+    if isinstance(stream, External):
+        capture.stream = stream
+    elif kind == "graph":
+        capture.stream = External("torch.cuda.Stream", machine.site(at), machine.tick())
+        capture.stream.facts["capture"] = True
+    else:
+        capture.stream = machine.streams[-1] if machine.streams else None
+    pool = words.get("pool")
+    capture.tags |= {"pool"} if pool is not None else set()
+    machine.captures.append(capture)
+    machine.open.append(capture)
+    if graph is not None:
+        graphs = getattr(graph, "facts", None)
+        if isinstance(graphs, dict):
+            graphs.setdefault("captures", []).append(capture)
+    if capture.stream is not None and kind == "graph":
+        machine.streams.append(capture.stream)
+        capture.tags.add("stream")
+    return capture
+
+
+def end(machine: Machine, capture: ev.Capture, at: ir.Span) -> None:
+    """Closes a capture; whatever it pushed goes too."""
+    if capture in machine.open:
+        while machine.open and machine.open[-1] is not capture:
+            machine.open.pop()
+        machine.open.pop()
+    capture.end = machine.tick()
+    if "stream" in capture.tags and machine.streams and machine.streams[-1] is capture.stream:
+        machine.streams.pop()
+    machine.happen(ev.EndEvent, at, capture)
+
+
+def in_capture(machine: Machine, capture: ev.Capture, at: ir.Span, run: Callable[[], Any]) -> Any:
+    """Runs something in an open capture and closes it."""
+    try:
+        return run()
+    finally:
+        end(machine, capture, at)
+
+
+# --- context managers ------------------------------------------------------------------------------------------------
+
+
+def is_context(name: str, declared: frozenset[str]) -> bool:
+    return name in CONTEXTS or name in declared
+
+
+def begin_context(machine: Machine, manager: External, at: ir.Span) -> ev.Capture:
+    """`torch.cuda.graph(...)` is entered."""
+    graph = manager.args[0] if manager.args else next((manager.keywords[key] for key in ("cuda_graph", "xpu_graph", "npu_graph", "graph") if key in manager.keywords), None)
+    words = dict(manager.keywords)
+    for index, name in ((1, "pool"), (2, "stream"), (3, "capture_error_mode")):
+        if len(manager.args) > index:
+            words.setdefault(name, manager.args[index])
+    found = next((one for one in alternatives(graph) if isinstance(one, Holder)), None) if graph is not None else None
+    kind = "warp" if "ScopedCapture" in manager.name else "graph"
+    return begin(machine, kind, manager.name, at, found, words)
+
+
+def replay(machine: Machine, graph: Value | None, at: ir.Span) -> None:
+    holders = [one for one in alternatives(graph) if isinstance(one, Holder)] if graph is not None else []
+    for one in holders[:3] or [None]:  # type: ignore[list-item]
+        machine.happen(ev.ReplayEvent, at, one, machine.streams[-1] if machine.streams else None)
+
+
+def graph_method(machine: Machine, event: ev.CallEvent, graph: External | Instance, name: str) -> Value:
+    """A method of a CUDAGraph."""
+    if name == "capture_begin":
+        words = dict(event.keywords)
+        if event.args:
+            words["pool"] = event.args[0]
+        begin(machine, "manual", "torch.cuda.CUDAGraph.capture_begin", event.at, graph, words)
+        return NONE
+    if name == "capture_end":
+        open_ = next((one for one in reversed(machine.open) if one.graph is graph), None)
+        if open_ is None:
+            open_ = next((one for one in reversed(machine.open) if one.kind == "manual"), None)
+        if open_ is not None:
+            end(machine, open_, event.at)
+        return NONE
+    if name == "replay":
+        replay(machine, graph, event.at)
+        return NONE
+    return UNKNOWN
+
+
+# --- callables that capture ------------------------------------------------------------------------------------------
+
+
+def graphed_callables(machine: Machine, event: ev.CallEvent, te: bool = False) -> Value:
+    """`make_graphed_callables(callables, sample_args)`: forward and backward are captured at this call."""
+    args, words, at = event.args, event.keywords, event.at
+    target = args[0] if args else words.get("callables", words.get("modules", UNKNOWN))
+    samples = args[1] if len(args) > 1 else words.get("sample_args", UNKNOWN)
+    several = isinstance(target, Items) and target.exact
+    targets = target.values if several and isinstance(target, Items) else [target]
+    given = samples.values if several and isinstance(samples, Items) and samples.exact else [samples] * len(targets)
+    kwargs = words.get("sample_kwargs")
+    made: list[Value] = []
+    for one, sample in zip(targets, given, strict=False):
+        capture = begin(machine, "graphed-callable", event.name, at, External("torch.cuda.CUDAGraph", machine.site(at), machine.tick()), {}, backward=True)
+        capture.mode = "thread_local" if machine.target >= (2, 14) and "capture_error_mode" in words else "global"
+        inputs = list(sample.values) if isinstance(sample, Items) and sample.exact else [sample]
+        named = dict(kwargs.slots) if isinstance(kwargs, Mapping) else {}
+
+        def run(one: Value = one, inputs: list[Value] = inputs, named: dict[Any, Value] = named) -> Value:
+            result = machine.call(one, inputs, {str(key): value for key, value in named.items() if key != "*"}, at)
+            run_backward(machine, at)
+            return result
+
+        result = in_capture(machine, capture, at, run)
+        made.append(Wrapped(one, "graphed", {"capture": capture, "result": result, "inputs": inputs}))
+    if several:
+        return machine.items("tuple", made, at)
+    return made[0]
+
+
+def call_graphed(machine: Machine, func: Wrapped, args: list[Value], at: ir.Span) -> Value:
+    """A graphed callable runs: a replay whose results stand in the same memory each time."""
+    capture = func.facts["capture"]
+    machine.happen(ev.ReplayEvent, at, capture.graph, machine.streams[-1] if machine.streams else None)
+    machine.happen(ev.CallEvent, at, "<graphed>.__call__", func, tuple(args), {}, UNKNOWN)
+    return static_outputs(machine, func.facts.get("result", UNKNOWN), capture, at)
+
+
+def static_outputs(machine: Machine, result: Value, capture: ev.Capture, at: ir.Span) -> Value:
+    """The outputs of a callable that captures: the same storages at every call."""
+    if isinstance(result, Tensor):
+        result.storage.via = capture
+        return replace(result, grad=True)
+    if isinstance(result, Items):
+        return machine.items(result.kind, [static_outputs(machine, one, capture, at) for one in result.values], at, result.exact)
+    return result
+
+
+def compiled(machine: Machine, event: ev.CallEvent) -> Value:
+    """`torch.compile(f, ...)`, or `torch.compile(...)` to be applied to one."""
+    target = event.args[0] if event.args else event.keywords.get("model")
+    words = {key: value for key, value in event.keywords.items() if key != "model"}
+    if target is None or (isinstance(target, Host) and target.kind == "none"):
+        return Partial(Symbol("torch.compile"), (), words)
+    facts: dict[str, Any] = {"keywords": words, "calls": 0, "at": event.at, "frame": event.frame, "graphs": uses_graphs(words)}
+    return Wrapped(target, "compile", facts)
+
+
+def uses_graphs(words: dict[str, Value]) -> bool:
+    """Whether these options of `torch.compile` turn CUDA graphs on."""
+    mode, backend, options = words.get("mode"), words.get("backend"), words.get("options")
+    if isinstance(backend, Host) and backend.value == "cudagraphs":
+        return True
+    if isinstance(options, Mapping):
+        flag = options.slots.get("triton.cudagraphs")
+        if isinstance(flag, Host) and flag.known:
+            return bool(flag.value)
+    if isinstance(backend, Host) and isinstance(backend.value, str) and backend.value not in ("inductor", ""):
+        return False
+    return any(isinstance(one, Host) and one.value in CUDAGRAPH_MODES for one in (alternatives(mode) if mode is not None else ()))
+
+
+def call_compiled(machine: Machine, func: Wrapped, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
+    """A compiled callable runs. With CUDA graphs it is a region of its own, whose outputs the next call overwrites."""
+    func.facts["calls"] += 1
+    event = machine.happen(ev.CallEvent, at, "<compiled>.__call__", func, tuple(args), keywords, UNKNOWN)
+    event.keywords = {**keywords, "<first>": Host("bool", func.facts["calls"] == 1)}
+    if not func.facts["graphs"] or machine.open:
+        result = machine.call(func.func, args, keywords, at)
+        event.result = result
+        return result
+    known = func.facts.get("capture")
+    if known is None:
+        capture = begin(machine, "compile", "torch.compile", func.facts["at"], None, {}, backward=True)
+        capture.frame = func.facts["frame"]
+        func.facts["capture"] = capture
+
+        def run() -> Value:
+            result = machine.call(func.func, args, keywords, at)
+            run_backward(machine, at)
+            return result
+
+        result = in_capture(machine, capture, at, run)
+        func.facts["result"] = result
+        known = capture
+    else:
+        result = func.facts.get("result", UNKNOWN)
+    outputs = fresh_outputs(machine, func.facts.get("result", UNKNOWN), known, at, func.facts["calls"])
+    event.result = outputs
+    return outputs
+
+
+def fresh_outputs(machine: Machine, result: Value, capture: ev.Capture, at: ir.Span, call: int) -> Value:
+    """The outputs of one compiled call: a value of its own for each call, so that a later call can be seen to overwrite it."""
+    if isinstance(result, Tensor):
+        storage = Storage(machine.site(at), capture, machine.tick())
+        storage.via = capture
+        return replace(result, storage=storage, device=result.device)
+    if isinstance(result, Items):
+        return machine.items(result.kind, [fresh_outputs(machine, one, capture, at, call) for one in result.values], at, result.exact)
+    return result
+
+
+def run_backward(machine: Machine, at: ir.Span) -> None:
+    """What Python code the backward pass runs: custom `Function.backward`s, tensor hooks, module backward hooks."""
+    pending, machine.functions = machine.functions, []
+    for cls in pending:
+        found = cls.find("backward")
+        if found is None:
+            continue
+        count = len([param for param in found[0].params if param.kind == "pos"]) - 1
+        context = External("torch.autograd.function.FunctionCtx", machine.site(at), machine.tick())
+        context.facts["saved"] = True
+        gradients: list[Value] = [machine.tensor(at, "cuda", "float") for _ in range(max(count, 1))]
+        machine.enter(machine.method_closure(*found), [context, *gradients], {}, at)
+    for name, owner, hook in list(machine.hooks):
+        if name in ("tensor", "register_full_backward_hook", "register_backward_hook", "register_post_accumulate_grad_hook"):
+            grad: Value = machine.tensor(at, "cuda", "float")
+            args = [grad] if name in ("tensor", "register_post_accumulate_grad_hook") else [owner, machine.items("tuple", [grad], at), machine.items("tuple", [grad], at)]
+            if isinstance(hook, (Closure, Bound, Partial)):
+                machine.call(hook, args, {}, at)
+
+
+__all__ = ["begin", "begin_context", "call_compiled", "call_graphed", "compiled", "end", "graph_method", "graphed_callables", "in_capture", "is_context", "is_graph_class", "replay", "run_backward", "uses_graphs"]

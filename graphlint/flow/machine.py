@@ -1,0 +1,689 @@
+"""Statements, scopes and imports: the walk over a program, in the order in which it would run.
+
+One walk begins at a program's own entry (`walk_main`) or, for a region that no entry reaches, at the function around it with made-up arguments
+(`walk_function`). Branches that can't be decided are both walked and joined; loops take two rounds, or their known length up to a few. See
+`state.py` for why it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from graphlint import ir
+from graphlint.flow import events as ev
+from graphlint.flow import pylib, torchlib
+from graphlint.flow.calls import Calls
+from graphlint.flow.state import BREAK, CONTINUE, MAX_ROUNDS, NORMAL, RAISE, RETURN, OutOfBudget
+from graphlint.flow.values import (
+    NO,
+    NONE,
+    REST,
+    TRUE,
+    UNKNOWN,
+    Bound,
+    Cell,
+    Choice,
+    ClassValue,
+    Closure,
+    External,
+    Holder,
+    Host,
+    Instance,
+    Items,
+    Mapping,
+    ModuleValue,
+    Scope,
+    Symbol,
+    Tensor,
+    Unknown,
+    Value,
+    alternatives,
+    const,
+    join,
+)
+from graphlint.link import ClassInfo, Module
+
+_START: ir.Span = (1, 0, 1, 0)
+Narrowing = tuple[tuple[Scope | Holder, Any, Value, Value], ...]
+
+
+class Machine(Calls):
+    """Walks programs; what happened stands in `events` and `captures`."""
+
+    # -- entries
+
+    def walk_main(self, module: Module) -> None:
+        """Runs a file as `__main__`, top to bottom."""
+        self.whole = True
+        scope = Scope(module.name, module, None, 0)
+        scope.slots["__name__"] = const("__main__")
+        scope.slots["__file__"] = Host("str")
+        module.scope = scope
+        self.frame = ev.Frame(None, "<module>", module, scope, None)
+        self._guarded(lambda: self.run_block(module.summary.body))
+
+    def walk_function(self, module: Module, qualname: str, around: bool = True) -> None:
+        """Runs the function `qualname` of a module with made-up arguments; a method gets a made-up object, whose other methods are walked afterwards."""
+        scope = self.module_scope(module)
+        self.frame = ev.Frame(None, "<module>", module, scope, None)
+        self._guarded(lambda: self._walk_from(module, qualname, around))
+
+    def _guarded(self, run: Callable[[], Any]) -> None:
+        try:
+            run()
+        except (OutOfBudget, RecursionError):
+            self.unresolved.setdefault((self.frame.module.path, 0), "the walk was cut off by its bound")
+        self.journal = None
+        self.doubt = 0
+
+    def _walk_from(self, module: Module, qualname: str, around: bool) -> None:
+        parts = qualname.split(".")
+        head = self.member(module, parts[0])
+        if isinstance(head, ClassValue) and len(parts) > 1:
+            self.quiet += 1
+            obj = self.made_up(head.cls, _START)
+            self.quiet -= 1
+            self._call_made_up(self.attribute(obj, parts[1], _START), _START)
+            if around and isinstance(obj, Instance):
+                self._lifecycle(obj, parts[1])
+        elif isinstance(head, (Closure, Bound)) or head is not None:
+            self._call_made_up(head, _START)
+
+    def _lifecycle(self, obj: Instance, first: str) -> None:
+        """After the method that captures, every other public method once: what they rebind or replay shows."""
+        if not self.captures:
+            return
+        for cls in obj.cls.mro():
+            if not isinstance(cls, ClassInfo):
+                continue
+            for name, func in cls.methods.items():
+                if name in (first, "__init__", "__new__", "__del__", "__repr__") or "." in name or func.is_async:
+                    continue
+                self._call_made_up(self.attribute(obj, name, _START), _START)
+
+    def _call_made_up(self, func: Value, at: ir.Span) -> None:
+        if isinstance(func, (Closure, Bound, Instance, Choice)):
+            args: list[Value] = []
+            self.call(func, args, {}, at)
+
+    def made_up(self, cls: ClassInfo, at: ir.Span) -> Value:
+        """An object of a class with unknown constructor arguments; one per class."""
+        key = ("made", id(cls))
+        if key in self.memo:
+            found: Value = self.memo[key]
+            return found
+        obj = Instance(cls, (cls.module.path, cls.cls.at[0]), self.tick(), True)
+        self.memo[key] = obj
+        self.init(obj, [], {}, at)
+        return obj
+
+    # -- functions
+
+    def run_body(self, func: ir.Function) -> None:
+        self.frame.scope.names = frozenset(func.bound_names)
+        self.run_block(func.body)
+
+    def run_block(self, body: Sequence[ir.Stmt]) -> int:
+        for stmt in body:
+            self.budget -= 1
+            if self.budget < 0:
+                raise OutOfBudget
+            status = self.run(stmt)
+            if status != NORMAL:
+                return status
+        return NORMAL
+
+    def run(self, stmt: ir.Stmt) -> int:
+        status: int = getattr(self, "_" + type(stmt).__name__)(stmt)
+        return status
+
+    # -- simple statements
+
+    def _Assign(self, node: ir.Assign) -> int:
+        if node.value is None:
+            return NORMAL
+        value = self.eval(node.value)
+        if isinstance(value, Unknown) and node.annotation is not None:
+            value = self.of_annotation(node.annotation, self.frame.module, node.at)
+        for target in node.targets:
+            self.assign(target, value, node.at)
+        return NORMAL
+
+    def assign(self, target: ir.Expr, value: Value, at: ir.Span, how: str = "assign") -> None:
+        if isinstance(target, ir.Name):
+            scope = self.frame.scope.redirect.get(target.id, self.frame.scope)
+            self.write(scope, target.id, value, at, how)
+        elif isinstance(target, ir.Attr):
+            obj = self.eval(target.obj)
+            for one in alternatives(obj):
+                self.set_attribute(one, target.name, value, at, how)
+        elif isinstance(target, ir.Subscript):
+            self._store(target, value, at, how)
+        elif isinstance(target, ir.Sequence):
+            self._unpack(target, value, at)
+        elif isinstance(target, ir.Star):
+            self.assign(target.value, self.items("list", [value], at, exact=False), at)
+
+    def _unpack(self, target: ir.Sequence, value: Value, at: ir.Span) -> None:
+        parts = self.unpack(value, len(target.items), at)
+        starred = next((index for index, item in enumerate(target.items) if isinstance(item, ir.Star)), None)
+        if starred is not None and isinstance(value, Items) and value.exact:
+            values = value.values
+            tail = len(target.items) - starred - 1
+            middle = values[starred : len(values) - tail]
+            parts = [*values[:starred], self.items("list", middle, at), *values[len(values) - tail :]]
+            for item, part in zip(target.items, parts, strict=False):
+                self.assign(item.value if isinstance(item, ir.Star) else item, part, at)
+            return
+        for item, part in zip(target.items, parts, strict=False):
+            self.assign(item, part, at)
+
+    def unpack(self, value: Value, count: int, at: ir.Span) -> list[Value]:
+        """The parts of `a, b = value`."""
+        if isinstance(value, Choice):
+            columns = [self.unpack(one, count, at) for one in value.values]
+            return [join(*[column[index] for column in columns]) for index in range(count)]
+        if isinstance(value, Items) and value.exact and len(value.slots) == count:
+            return [self.read(value, index, one, at) for index, one in enumerate(value.values)]
+        if isinstance(value, Tensor):
+            return [self.tensor_element(value, const(index), at) for index in range(count)]
+        if isinstance(value, Items) and value.slots:
+            return [join(*value.values)] * count
+        if isinstance(value, Instance) and (value.cls.fields or value.cls.dataclass):
+            return [*list(value.slots.values())[:count], *([UNKNOWN] * count)][:count]
+        if isinstance(value, Host) and value.kind == "size":
+            return [Host("int", origins=value.origins, marks=value.marks | {"shape"})] * count
+        return [UNKNOWN] * count
+
+    def set_attribute(self, obj: Value, name: str, value: Value, at: ir.Span, how: str = "assign") -> None:
+        if isinstance(obj, Instance):
+            found = obj.cls.find(name + ".setter")
+            if found is not None:
+                self.enter(self.method_closure(*found), [obj, value], {}, at)
+                return
+        if isinstance(obj, Tensor):
+            torchlib.set_tensor_attribute(self, obj, name, value, at)
+        elif isinstance(obj, ClassValue):
+            self.write(self.class_holder(obj.cls), name, value, at, how)
+        elif isinstance(obj, ModuleValue):
+            self.write(self.module_scope(obj.module), name, value, at, how)
+        elif isinstance(obj, Holder):
+            torchlib.before_write(self, obj, name, value, at)
+            self.write(obj, name, value, at, how)
+        elif isinstance(obj, Symbol):
+            torchlib.set_symbol(self, f"{obj.name}.{name}", value, at)
+
+    def _store(self, target: ir.Subscript, value: Value, at: ir.Span, how: str) -> None:
+        obj, index = self.eval(target.obj), self.eval(target.index)
+        self.happen(ev.IndexEvent, target.at, obj, index, value, isinstance(target.index, (ir.Const, ir.Slice)))
+        for one in alternatives(obj):
+            if isinstance(one, Tensor):
+                whole = isinstance(index, External) and not index.args or (isinstance(index, Host) and index.kind == "ellipsis")
+                self.happen(ev.InplaceEvent, at, one.storage, "[]=", value, not whole)
+            elif isinstance(one, (Items, Mapping, External)):
+                key = self.key(index)
+                if key is NO or isinstance(key, int) and key < 0:
+                    old = one.slots.get(REST)
+                    self.write(one, REST, value if old is None else join(old, value), at, how)
+                    if isinstance(one, Items):
+                        one.exact = False
+                else:
+                    self.write(one, key, value, at, how)
+            elif isinstance(one, Instance):
+                found = one.cls.find("__setitem__")
+                if found:
+                    self.enter(self.method_closure(*found), [one, index, value], {}, at)
+
+    def _AugAssign(self, node: ir.AugAssign) -> int:
+        target = node.target
+        old = self.eval(target)
+        value = self.eval(node.value)
+        for one in alternatives(old):
+            if isinstance(one, Tensor):
+                self.happen(ev.InplaceEvent, node.at, one.storage, node.op + "=", value, isinstance(target, ir.Subscript))
+                self.happen(ev.OpEvent, node.at, node.op, (one, value), one)
+                return NORMAL
+        if isinstance(old, Items) and node.op == "+":
+            pylib.method(self, old, "extend", [value], {}, node.at)
+            return NORMAL
+        self.assign(target, self.binary(node.op, old, value, node.at), node.at, "augment")
+        return NORMAL
+
+    def _Do(self, node: ir.Do) -> int:
+        self.eval(node.value)
+        return NORMAL
+
+    def _Return(self, node: ir.Return) -> int:
+        value = self.maybe(node.value)
+        self.frame.returns.append(value)
+        if self.captures and not self.open:
+            self.happen(ev.ReturnEvent, node.at, value, self.frame.name)
+        return RETURN
+
+    def _Raise(self, node: ir.Raise) -> int:
+        if node.value is not None:
+            self.eval(node.value)
+        return RAISE
+
+    def _Assert(self, node: ir.Assert) -> int:
+        value = self.eval(node.test)
+        self.happen(ev.TestEvent, node.test.at, "assert", value)
+        narrowed = self.narrow(node.test)
+        for holder, key, yes, _ in narrowed:
+            self.put(holder, key, yes)
+        return RAISE if self.truth(value) is False and not self.doubt and not self.open else NORMAL
+
+    def _Delete(self, node: ir.Delete) -> int:
+        for target in node.targets:
+            if isinstance(target, ir.Name):
+                self.happen(ev.WriteEvent, node.at, Cell(self.frame.scope, target.id), self.frame.scope.slots.get(target.id), NONE, "del")
+                self.drop(self.frame.scope, target.id)
+            elif isinstance(target, ir.Attr):
+                for one in alternatives(self.eval(target.obj)):
+                    if isinstance(one, Holder) and not isinstance(one, Scope):
+                        self.happen(ev.WriteEvent, node.at, Cell(one, target.name), one.slots.get(target.name), NONE, "del")
+                        self.drop(one, target.name)
+            elif isinstance(target, ir.Subscript):
+                for one in alternatives(self.eval(target.obj)):
+                    if isinstance(one, Holder):
+                        pylib.remove(self, one, self.eval(target.index), node.at)
+        return NORMAL
+
+    def _Scope(self, node: ir.Scope) -> int:
+        scope = self.frame.scope
+        for name in node.names:
+            if node.kind == "global":
+                scope.redirect[name] = self.module_scope(self.frame.module)
+            else:
+                outer = scope.outer
+                while outer is not None and outer.outer is not None and name not in outer.slots:
+                    outer = outer.outer
+                if outer is not None:
+                    scope.redirect[name] = outer
+        return NORMAL
+
+    def _Jump(self, node: ir.Jump) -> int:
+        return BREAK if node.kind == "break" else CONTINUE
+
+    def _Define(self, node: ir.Define) -> int:
+        self.put(self.frame.scope, node.func.name, self.decorate_definition(node))
+        return NORMAL
+
+    def decorate_definition(self, node: ir.Define) -> Value:
+        return self.decorate(self.closure(node.func, node.at), node.func.decorators)
+
+    def _DefineClass(self, node: ir.DefineClass) -> int:
+        key = ("classinfo", id(node.cls), id(self.frame.scope) if self.frame.scope.outer is not None else 0)
+        cls = self.memo.get(key)
+        if cls is None:
+            cls = ClassInfo(node.cls, self.frame.module, self.frame.scope)
+            self.memo[key] = cls
+            for base in node.cls.bases:
+                self._base(cls, self.eval(base))
+            for deco in node.cls.decorators:
+                text = deco.func if isinstance(deco, ir.Call) else deco
+                name = self.eval(text)
+                if isinstance(name, Symbol) and name.name in ("dataclasses.dataclass", "dataclass", "attrs.define", "attr.s"):
+                    cls.dataclass = True
+        self.put(self.frame.scope, node.cls.name, ClassValue(cls))
+        return NORMAL
+
+    def _base(self, cls: ClassInfo, base: Value) -> None:
+        for one in alternatives(base):
+            if isinstance(one, ClassValue):
+                cls.bases.append(one.cls)
+            elif isinstance(one, Symbol):
+                cls.bases.append(one.name)
+            elif isinstance(one, Unknown) and one.text:
+                cls.bases.append(one.text)
+
+    # -- imports and module names
+
+    def _Import(self, node: ir.Import) -> int:
+        scope = self.frame.scope
+        if node.symbol == "*":
+            source = self.project.module(self.project.absolute(node, self.frame.module), self.frame.module.path)
+            if source is not None:
+                for name in list(source.index):
+                    if not name.startswith("_"):
+                        scope.slots.setdefault(name, self.member(source, name))
+            return NORMAL
+        self.put(scope, node.name, self.imported(node, self.frame.module))
+        return NORMAL
+
+    def imported(self, node: ir.Import, module: Module) -> Value:
+        """What an import statement binds."""
+        name = self.project.absolute(node, module)
+        if not node.symbol:
+            wanted = name if node.name != name.split(".")[0] else node.name
+            found = self.project.module(wanted, module.path)
+            return ModuleValue(found) if found is not None else torchlib.symbol(wanted)
+        source = self.project.module(name, module.path)
+        if source is not None and source is not module:
+            scope = self.module_scope(source)
+            value = scope.slots.get(node.symbol) or self.global_name(scope, node.symbol)
+            if value is not None:
+                return value
+        sub = self.project.module(f"{name}.{node.symbol}", module.path)
+        if sub is not None:
+            return ModuleValue(sub)
+        return Unknown(node.symbol) if source is not None or node.level else torchlib.symbol(f"{name}.{node.symbol}")
+
+    def global_name(self, scope: Scope, name: str) -> Value | None:
+        """Runs the statement that binds a name at a module's top level, on first use."""
+        module = scope.module
+        if module is None or name in module.binding:
+            return None
+        stmts = module.index.get(name)
+        if not stmts:
+            return self._starred(module, scope, name)
+        module.binding.add(name)
+        try:
+            outer_open, self.open = self.open, []
+            frame = ev.Frame(self.frame, "<module>", module, scope, None)
+            values: list[Value] = []
+            with self.entered(frame):
+                for stmt in stmts[:4]:
+                    self.run(stmt)
+                    if name in scope.slots:
+                        values.append(scope.slots[name])
+            self.open = outer_open
+        finally:
+            module.binding.discard(name)
+        if not values:
+            return None
+        useful = [value for value in values if not (isinstance(value, Host) and value.kind == "none") and not isinstance(value, Unknown)]
+        chosen = join(*useful) if useful else values[-1]
+        if len(values) > 1 and isinstance(stmts[0], ir.Import) and useful:
+            chosen = useful[0]
+        scope.slots[name] = chosen
+        return chosen
+
+    def _starred(self, module: Module, scope: Scope, name: str) -> Value | None:
+        if name.startswith("__") or name in module.binding:
+            return None
+        module.binding.add(name)
+        try:
+            for star in module.stars:
+                full = self.project.absolute(star, module)
+                source = self.project.module(full, module.path)
+                if source is not None and source is not module:
+                    inner = self.module_scope(source)
+                    found = inner.slots.get(name) or self.global_name(inner, name)
+                    if found is not None:
+                        scope.slots[name] = found
+                        return found
+        finally:
+            module.binding.discard(name)
+        return None
+
+    # -- branches
+
+    def _If(self, node: ir.If) -> int:
+        test = self.eval(node.test)
+        event = self.happen(ev.TestEvent, node.test.at, "if", test)
+        event.differs = bool(node.body or node.orelse)
+        known = self.truth(test)
+        narrowed = self.narrow(node.test)
+        if known is not None:
+            with self.assuming(narrowed, known, keep=True):
+                return self.run_block(node.body if known else node.orelse)
+        statuses = self.fork(self._side(node.body, narrowed, True), self._side(node.orelse, narrowed, False))
+        return self._combined(statuses, narrowed)
+
+    def _side(self, body: tuple[ir.Stmt, ...], narrowed: Narrowing, truth: bool) -> Callable[[], int]:
+        def run() -> int:
+            with self.assuming(narrowed, truth):
+                return self.run_block(body)
+
+        return run
+
+    def _combined(self, statuses: list[int], narrowed: Narrowing) -> int:
+        if NORMAL in statuses:
+            if len(statuses) == 2 and statuses[0] != NORMAL:  # `if x is None: return` leaves the rest knowing better
+                for holder, key, yes, no in narrowed:
+                    if holder.slots.get(key) is not None and isinstance(holder.slots.get(key), (Choice, Unknown)):
+                        self.put(holder, key, no)
+            return NORMAL
+        return RETURN if RETURN in statuses else statuses[0]
+
+    def narrow(self, test: ir.Expr) -> Narrowing:
+        """What a test says of a name or attribute on either side: `x is None`, `isinstance(x, C)`, `torch.is_tensor(x)`, plain truth."""
+        if isinstance(test, ir.Unary) and test.op == "not":
+            return tuple((holder, key, no, yes) for holder, key, yes, no in self.narrow(test.operand))
+        if isinstance(test, ir.Bool) and test.op == "and":
+            found: list[Any] = []
+            for part in test.values:
+                for holder, key, yes, _ in self.narrow(part):
+                    found.append((holder, key, yes, holder.slots.get(key, UNKNOWN)))
+            return tuple(found)
+        if isinstance(test, ir.Bool) and test.op == "or":
+            found = []
+            for part in test.values:
+                for holder, key, _, no in self.narrow(part):
+                    found.append((holder, key, holder.slots.get(key, UNKNOWN), no))
+            return tuple(found)
+        if isinstance(test, ir.Compare) and len(test.ops) == 1 and test.ops[0] in ("is", "is not"):
+            right = test.rights[0]
+            if isinstance(right, ir.Const) and right.value is None and not right.kind:
+                return self._split(test.left, lambda one: isinstance(one, Host) and one.kind == "none", NONE, test.ops[0] == "is")
+        if isinstance(test, ir.Call):
+            return self._narrow_call(test)
+        if isinstance(test, (ir.Name, ir.Attr)):
+            return self._split(test, lambda one: self.truth(one) is not False, None, True)
+        return ()
+
+    def _narrow_call(self, test: ir.Call) -> Narrowing:
+        if not test.args or not isinstance(test.func, (ir.Name, ir.Attr)):
+            return ()
+        name = test.func.id if isinstance(test.func, ir.Name) else test.func.name
+        if name in ("is_tensor", "isinstance"):
+            wanted = "Tensor" if name == "is_tensor" else self._class_text(test.args[1] if len(test.args) > 1 else None)
+            return self._split(test.args[0], lambda one: pylib.is_instance(one, wanted), pylib.example(self, wanted, test.at), True)
+        return ()
+
+    def _class_text(self, node: ir.Expr | None) -> str:
+        if isinstance(node, ir.Name):
+            return node.id
+        if isinstance(node, ir.Attr):
+            return node.name
+        return ""
+
+    def _split(self, target: ir.Expr, belongs: Callable[[Value], Any], otherwise: Value | None, positive: bool) -> Narrowing:
+        """The alternatives of a name or attribute that belong to the yes and to the no side."""
+        cell = self._cell(target)
+        if cell is None:
+            return ()
+        holder, key = cell
+        value = holder.slots[key]
+        yes = [one for one in alternatives(value) if belongs(one) is not False]
+        no = [one for one in alternatives(value) if not belongs(one) or isinstance(one, Unknown) or belongs(one) is None]
+        left = join(*yes) if yes and not all(isinstance(one, Unknown) for one in yes) else (otherwise or value)
+        right = join(*no) if no else value
+        return ((holder, key, left, right) if positive else (holder, key, right, left),)
+
+    def _cell(self, target: ir.Expr) -> tuple[Holder, Any] | None:
+        if isinstance(target, ir.Name):
+            scope: Scope | None = self.frame.scope.redirect.get(target.id, self.frame.scope)
+            while scope is not None:
+                if target.id in scope.slots:
+                    return scope, target.id
+                scope = scope.outer
+            return None
+        if isinstance(target, ir.Attr) and isinstance(target.obj, ir.Name):
+            inner = self._cell(target.obj)
+            if inner is not None:
+                obj = inner[0].slots[inner[1]]
+                if isinstance(obj, Instance) and target.name in obj.slots:
+                    return obj, target.name
+        return None
+
+    @contextmanager
+    def assuming(self, narrowed: Narrowing, truth: bool, keep: bool = False) -> Iterator[None]:
+        """Walks one side of a test with what the test says; afterwards the names are as wide as before, unless written."""
+        before = [(holder, key, holder.slots.get(key)) for holder, key, _, _ in narrowed]
+        for holder, key, yes, no in narrowed:
+            self.put(holder, key, yes if truth else no)
+        put = [(holder.slots.get(key)) for holder, key, _, _ in narrowed]
+        yield
+        if not keep:
+            for (holder, key, old), now in zip(before, put, strict=True):
+                if holder.slots.get(key) is now and old is not None:
+                    self.put(holder, key, old)
+
+    # -- loops
+
+    def _For(self, node: ir.For) -> int:
+        source = self.eval(node.source)
+        self.happen(ev.LoopEvent, node.source.at, source)
+        self.frame.loops += 1
+        ended = NORMAL
+        for item in self.iterate(source, node.source.at):
+            self.assign(node.target, item, node.target.at, "loop")
+            status = self.run_block(node.body)
+            if status in (RETURN, RAISE):
+                ended = status
+                break
+            if status == BREAK:
+                break
+        self.frame.loops -= 1
+        if ended != NORMAL:
+            return ended
+        return self.run_block(node.orelse)
+
+    def iterate(self, value: Value, at: ir.Span) -> list[Value]:
+        """The items a loop takes: all of a short known sequence, else two."""
+        found: list[Value] = []
+        for one in alternatives(value)[:2]:
+            found.extend(pylib.iterated(self, one, at))
+        return found[: MAX_ROUNDS + 2]
+
+    def _While(self, node: ir.While) -> int:
+        rounds = 0
+        self.frame.loops += 1
+        status = NORMAL
+        undecided = 0
+        while rounds < 24 and undecided < 2:
+            rounds += 1
+            test = self.eval(node.test)
+            self.happen(ev.TestEvent, node.test.at, "while", test)
+            known = self.truth(test)
+            if known is False:
+                break
+            if known is None or (isinstance(node.test, ir.Const) and rounds > 1):
+                undecided += 1
+            status = self.run_block(node.body)
+            if status in (BREAK, RETURN, RAISE):
+                break
+        self.frame.loops -= 1
+        if status in (RETURN, RAISE):
+            return status
+        return self.run_block(node.orelse)
+
+    def _Match(self, node: ir.Match) -> int:
+        subject = self.eval(node.subject)
+        self.happen(ev.TestEvent, node.subject.at, "match", subject)
+        sides: list[Callable[[], int]] = []
+        for case in node.cases:
+
+            def run(case: ir.Case = case) -> int:
+                for name in case.binds:
+                    self.put(self.frame.scope, name, subject if case.wild else UNKNOWN)
+                if case.guard is not None:
+                    self.happen(ev.TestEvent, case.guard.at, "if", self.eval(case.guard))
+                return self.run_block(case.body)
+
+            sides.append(run)
+        if not any(case.wild and case.guard is None for case in node.cases):
+            sides.append(lambda: NORMAL)
+        statuses = self.fork(*sides)
+        return NORMAL if NORMAL in statuses else (RETURN if RETURN in statuses else statuses[0])
+
+    def _Try(self, node: ir.Try) -> int:
+        opened = len(self.open)
+        status = self.run_block(node.body)
+        ends = [status]
+        if node.handlers:
+            handlers = [self._handler(handler) for handler in node.handlers]
+            caught = self.fork(*handlers, lambda: NORMAL)
+            if status == RAISE:
+                ends = caught[:-1]
+        if status == NORMAL and node.orelse:
+            ends = [self.run_block(node.orelse)]
+        if len(self.open) > opened and status != NORMAL:
+            del self.open[opened:]
+        final = self.run_block(node.final)
+        if final != NORMAL:
+            return final
+        return NORMAL if NORMAL in ends else ends[0]
+
+    def _handler(self, handler: ir.Handler) -> Callable[[], int]:
+        def run() -> int:
+            if handler.name:
+                self.put(self.frame.scope, handler.name, UNKNOWN)
+            # what a handler does in a capture has an error before it: nothing there is judged
+            outer, self.open = self.open, []
+            try:
+                return self.run_block(handler.body)
+            finally:
+                self.open = outer
+
+        return run
+
+    # -- with
+
+    def _With(self, node: ir.With) -> int:
+        return self._managed(node, 0)
+
+    def _managed(self, node: ir.With, index: int) -> int:
+        if index == len(node.items):
+            return self.run_block(node.body)
+        item = node.items[index]
+        manager = self.eval(item.context)
+        result = [NORMAL]
+
+        def body(entered: Value) -> None:
+            if item.target is not None:
+                self.assign(item.target, entered, node.at)
+            result[0] = self._managed(node, index + 1)
+
+        self.with_manager(manager, body, item.context.at, node.at)
+        return result[0]
+
+    def with_manager(self, manager: Value, body: Callable[[Value], None], at: ir.Span, whole: ir.Span) -> None:
+        """Runs `body` inside a context manager: torch's own, a generator of the project, or a class with `__enter__`."""
+        options = [one for one in alternatives(manager) if not (isinstance(one, External) and one.name == "contextlib.nullcontext")] or list(alternatives(manager))
+        manager = options[0] if len(options) == 1 else next((one for one in options if torchlib.captures(one)), options[0])
+        if isinstance(manager, Bound) and isinstance(manager.func, Closure) and manager.func.wraps == "pending":
+            self._with_generator(manager, body, at)
+        elif isinstance(manager, Instance) and manager.cls.find("__enter__"):
+            enter, leave = self.attribute(manager, "__enter__", at), self.attribute(manager, "__exit__", at)
+            body(self.call(enter, [], {}, at))
+            self.call(leave, [NONE, NONE, NONE], {}, at)
+        else:
+            torchlib.with_external(self, manager, body, at, whole)
+
+    def _with_generator(self, manager: Bound, body: Callable[[Value], None], at: ir.Span) -> None:
+        func = manager.func
+        assert isinstance(func, Closure)
+        args: list[Value] = func.facts["args"]
+        here = self.frame
+        frame = self._frame(func, args, func.facts["keywords"], at)
+        done = [False]
+
+        def on_yield(value: Value) -> None:
+            if not done[0]:
+                done[0] = True
+                with self.entered(here):
+                    body(value)
+
+        frame.on_yield = on_yield
+        with self.entered(frame):
+            self.run_body(func.func)
+        if not done[0]:
+            body(UNKNOWN)
+
+
+__all__ = ["Machine", "TRUE"]

@@ -1,0 +1,356 @@
+"""`nn.Module`s, parameters, optimizers: objects with memory of their own, and what moves or replaces that memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from graphlint import ir
+from graphlint.flow import events as ev
+from graphlint.flow import tensors
+from graphlint.flow.values import (
+    NONE,
+    UNKNOWN,
+    Bound,
+    ClassValue,
+    External,
+    Holder,
+    Host,
+    Instance,
+    Items,
+    Mapping,
+    Storage,
+    Tensor,
+    Unknown,
+    Value,
+    Wrapped,
+    alternatives,
+    const,
+    join,
+    tensors_in,
+)
+
+if TYPE_CHECKING:
+    from graphlint.flow.machine import Machine
+
+CASTS = {"half": "float16", "float": "float32", "bfloat16": "bfloat16", "double": "float64"}
+MOVES = frozenset({"to", "cuda", "cpu", "npu", "xpu", "half", "float", "bfloat16", "double", "to_empty", "type", "share_memory"})
+CONTAINERS = ("torch.nn.Sequential", "torch.nn.ModuleList", "torch.nn.ModuleDict", "torch.nn.ParameterList")
+
+
+def is_module(value: Value) -> bool:
+    """Whether it is an `nn.Module`, of the project or of torch."""
+    if isinstance(value, Instance):
+        return value.cls.is_module
+    return isinstance(value, External) and is_module_name(value.name)
+
+
+def is_module_name(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return name.startswith("torch.nn.") and last[:1].isupper() and last not in ("Parameter", "Buffer", "UninitializedParameter") and "utils" not in name
+
+
+def make(machine: Machine, event: ev.CallEvent) -> Value:
+    """`torch.nn.Linear(...)`: an object that remembers what it was made with."""
+    made = External(event.name, machine.site(event.at), machine.tick())
+    made.args, made.keywords = event.args, event.keywords
+    made.made_in = machine.capture
+    made.device = tensors.device_text(machine, event.keywords.get("device")) or machine.default_device
+    made.slots["training"] = const(True) if machine.whole else Host("bool")
+    if event.name in CONTAINERS:
+        source = event.args
+        if len(source) == 1 and isinstance(source[0], Items):
+            source = tuple(source[0].values)
+        elif len(source) == 1 and isinstance(source[0], Mapping):
+            made.slots.update(source[0].slots)
+            source = ()
+        for index, one in enumerate(source):
+            made.slots[index] = one
+    return made
+
+
+def parts(value: Value, seen: set[int] | None = None) -> Iterator[Holder]:
+    """The module itself and its submodules, in order."""
+    seen = set() if seen is None else seen
+    if not isinstance(value, (Instance, External)) or id(value) in seen or not is_module(value):
+        return
+    seen.add(id(value))
+    yield value
+    for inner in list(value.slots.values()):
+        for one in alternatives(inner):
+            if isinstance(one, Wrapped):
+                one = one.func
+            if isinstance(one, (Items, Mapping)) and not isinstance(one, External):
+                continue  # a plain list hides its modules from torch
+            yield from parts(one, seen)
+
+
+def parameters(machine: Machine, value: Value, at: ir.Span) -> list[Tensor]:
+    """One tensor for each parameter that shows; a torch module has at least its weight."""
+    found: list[Tensor] = []
+    for part in parts(value):
+        if isinstance(part, External) and part.name not in CONTAINERS and not is_plain(part.name):
+            found.append(weight(machine, part, "weight", at))
+        for inner in list(part.slots.values()):
+            if isinstance(inner, Tensor) and inner.storage.owner == "param" and inner not in found:
+                found.append(inner)
+    return found
+
+
+def is_plain(name: str) -> bool:
+    """A torch module without parameters."""
+    last = name.rpartition(".")[2]
+    return last in ("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Dropout", "Softmax", "Identity", "Flatten", "MaxPool2d", "AvgPool2d", "AdaptiveAvgPool2d", "Upsample", "Mish", "LeakyReLU", "ELU") or last.endswith("Loss")
+
+
+def weight(machine: Machine, module: External, name: str, at: ir.Span) -> Tensor:
+    """The parameter `name` of a torch module; made on first use."""
+    known = module.slots.get(name)
+    if isinstance(known, Tensor):
+        return known
+    made = machine.tensor(at, module.device, "float", 2 if name == "weight" else 1, grad=True)
+    made.storage.owner = "buffer" if name.startswith("running_") else "param"
+    made.storage.pool = None
+    made.storage.born = module.born
+    module.slots[name] = made
+    return made
+
+
+def move(machine: Machine, event: ev.CallEvent, module: Holder, name: str) -> None:
+    """`module.to(...)` and its kin: parameters and buffers get new memory where something changes."""
+    target, cast = "", name in CASTS
+    if name in ("cuda", "npu", "xpu"):
+        target = "cuda"
+    elif name == "cpu":
+        target = "cpu"
+    for value in (*event.args, *[event.keywords[key] for key in ("device", "dtype") if key in event.keywords]):
+        for one in alternatives(value)[:1]:
+            if isinstance(one, Host) and one.kind == "dtype":
+                cast = True
+            elif isinstance(one, Host) and one.kind in ("str", "device", "int", "any") or not isinstance(one, Host):
+                target = tensors.device_text(machine, one) or target
+    if "memory_format" in event.keywords:
+        cast = True
+    touched: list[Storage] = []
+    for part in parts(module):
+        old = getattr(part, "device", "?")
+        if target:
+            part.device = target  # type: ignore[attr-defined]
+        for key, inner in list(part.slots.items()):
+            if isinstance(inner, Tensor) and inner.storage.owner in ("param", "buffer"):
+                changed = bool(target) and target != inner.device and target != "?"
+                if changed or cast and inner.dtype in ("float", "?"):
+                    touched.append(inner.storage)
+                if changed:
+                    fresh = replace(inner, device=target, storage=Storage(inner.storage.site, None, machine.clock))
+                    fresh.storage.owner, fresh.storage.cell = inner.storage.owner, inner.storage.cell
+                    machine.put(part, key, fresh)
+        if isinstance(part, External) and (cast or (target and old != target and old != "?")) and not is_plain(part.name):
+            touched.append(weight(machine, part, "weight", event.at).storage)
+    if touched and machine.captures:
+        machine.happen(ev.MoveEvent, event.at, module, tuple(touched), f".{name}()")
+
+
+def set_mode(machine: Machine, module: Value, training: Value, at: ir.Span) -> None:
+    """`.train()` and `.eval()` reach every submodule."""
+    for part in parts(module):
+        machine.write(part, "training", training, at, "mode")
+
+
+def method(machine: Machine, event: ev.CallEvent, module: Instance | External, name: str) -> Value:
+    """A method that a module has from torch."""
+    args, words, at = event.args, event.keywords, event.at
+    if name in MOVES:
+        move(machine, event, module, name)
+        return module
+    if name in ("train", "eval"):
+        wanted: Value = const(False) if name == "eval" else (args[0] if args else words.get("mode", const(True)))
+        set_mode(machine, module, wanted, at)
+        return module
+    if name in ("requires_grad_", "apply", "compile", "share_memory", "add_module", "register_module"):
+        if name in ("add_module", "register_module") and len(args) > 1 and isinstance(args[0], Host) and args[0].known:
+            machine.put(module, str(args[0].value), args[1])
+        if name == "compile":
+            module.slots["<compiled>"] = wrapped_compile(module, words)
+        return module
+    if name in ("register_buffer", "register_parameter") and len(args) > 1:
+        return _register(machine, module, name, args, at)
+    if name == "register_buffer" and args and "tensor" in words:
+        return _register(machine, module, name, (args[0], words["tensor"]), at)
+    if name in ("parameters", "buffers", "named_parameters", "named_buffers"):
+        return _listed(machine, module, name, at)
+    if name in ("modules", "children", "named_modules", "named_children"):
+        inner: list[Value] = [part for part in parts(module) if part is not module]
+        if name.startswith("named"):
+            inner = [machine.items("tuple", [Host("str"), one], at) for one in inner]
+        return machine.items("list", inner, at) if inner else UNKNOWN
+    if name == "state_dict":
+        made = Mapping(machine.site(at), machine.tick())
+        made.slots["*"] = join(*parameters(machine, module, at)) if parameters(machine, module, at) else machine.tensor(at)
+        return made
+    if name == "load_state_dict":
+        assign = words.get("assign", args[2] if len(args) > 2 else None)
+        if isinstance(assign, Host) and assign.value is True:
+            storages = tuple(one.storage for one in parameters(machine, module, at))
+            machine.happen(ev.MoveEvent, at, module, storages, "load_state_dict(assign=True)")
+        return UNKNOWN
+    if name == "zero_grad":
+        zero_grad(machine, parameters(machine, module, at), args, words, at)
+        return NONE
+    if name.startswith("register_") and name.endswith("hook"):
+        machine.hooks.append((name, module, args[0] if args else UNKNOWN))
+        return External("torch.utils.hooks.RemovableHandle", machine.site(at), machine.clock)
+    if name in ("append", "insert", "extend") and isinstance(module, (External, Instance)):
+        numbered = [key for key in module.slots if isinstance(key, int)]
+        machine.put(module, len(numbered), args[-1] if args else UNKNOWN)
+        return module
+    if name in ("keys", "values", "items"):
+        plain = {key: one for key, one in module.slots.items() if key != "training"}
+        if name == "values":
+            return machine.items("list", list(plain.values()), at)
+        return machine.items("list", [machine.items("tuple", [const(key), one], at) if name == "items" else const(key) for key, one in plain.items()], at)  # type: ignore[arg-type]
+    if name in ("get_parameter", "get_buffer"):
+        return machine.tensor(at, module.device, "float")
+    return UNKNOWN
+
+
+def wrapped_compile(module: Value, words: dict[str, Value]) -> Value:
+    return Wrapped(module, "compile", {"keywords": words})
+
+
+def _register(machine: Machine, module: Holder, name: str, args: tuple[Value, ...], at: ir.Span) -> Value:
+    if not (isinstance(args[0], Host) and args[0].known):
+        return NONE
+    value = args[1]
+    for one in alternatives(value):
+        if isinstance(one, Tensor):
+            one.storage.owner = "buffer" if name == "register_buffer" else "param"
+    machine.write(module, str(args[0].value), value, at, "register")
+    return NONE
+
+
+def _listed(machine: Machine, module: Value, name: str, at: ir.Span) -> Value:
+    found: list[Value] = []
+    if "parameters" in name:
+        found = list(parameters(machine, module, at))
+    else:
+        found = [one for part in parts(module) for one in part.slots.values() if isinstance(one, Tensor) and one.storage.owner == "buffer"]
+    if not found:
+        blank = machine.tensor(at, getattr(module, "device", "?"), "float", grad=True)
+        blank.storage.owner = "param"
+        found = [blank]
+    if name.startswith("named"):
+        found = [machine.items("tuple", [Host("str"), one], at) for one in found]
+    return machine.items("list", found, at)
+
+
+def zero_grad(machine: Machine, params: list[Tensor], args: tuple[Value, ...], words: dict[str, Value], at: ir.Span) -> None:
+    """Drops the gradients (the default), or fills them with zero."""
+    keep = words.get("set_to_none", args[0] if args else None)
+    if isinstance(keep, Host) and keep.value is False:
+        for one in params:
+            grad = tensors.gradient(machine, one, at)
+            for tensor in tensors_in(grad):
+                machine.happen(ev.InplaceEvent, at, tensor.storage, "zero_", None, False)
+        return
+    for one in params:
+        machine.write(machine.gradients, id(one.storage), NONE, at, "zero_grad")
+
+
+def call(machine: Machine, module: External, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
+    """Runs a torch module: the call is recorded as its `forward`."""
+    if module.name == "torch.nn.Sequential":
+        value = args[0] if args else UNKNOWN
+        for key, inner in list(module.slots.items()):
+            if isinstance(key, int):
+                value = machine.call(inner, [value], {}, at)
+        return value
+    return machine.outside(f"{module.name}.forward", module, args, keywords, at)
+
+
+def forward(machine: Machine, event: ev.CallEvent, module: External) -> Value:
+    """What `torch.nn.X.forward` gives back."""
+    given = [one for arg in (*event.args, *event.keywords.values()) for one in tensors_in(arg)]
+    last = module.name.rpartition(".")[2]
+    device = module.device if not given or given[0].device == "?" else given[0].device
+    if device == "cpu" and given and given[0].device == "cuda":
+        device = "cuda"
+    if module.device == "cuda":
+        device = "cuda"
+    rank = 0 if last.endswith("Loss") else None
+    if last in ("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Dropout", "Softmax", "Identity", "LayerNorm", "RMSNorm", "BatchNorm1d", "BatchNorm2d", "Linear") and given:
+        rank = given[0].rank
+    made = machine.tensor(event.at, device, "float", rank, grad=True)
+    if last in ("Identity",) and given:
+        return given[0]
+    if last in ("LSTM", "GRU", "RNN", "MultiheadAttention"):
+        return machine.items("tuple", [made, machine.tensor(event.at, device, "float", None, grad=True)], event.at)
+    if isinstance(module.slots.get("weight"), Tensor) and machine.open:
+        machine.read(module, "weight", module.slots["weight"], event.at)
+    return made
+
+
+# --- optimizers ------------------------------------------------------------------------------------------------------
+
+
+def make_optimizer(machine: Machine, event: ev.CallEvent) -> Value:
+    """`torch.optim.X(params, ...)`: its parameter groups are dicts that code reads and writes."""
+    made = External(event.name, machine.site(event.at), machine.tick())
+    made.args, made.keywords = event.args, event.keywords
+    made.made_in = machine.capture
+    groups: list[Value] = []
+    first = event.args[0] if event.args else event.keywords.get("params", UNKNOWN)
+    given = [one for one in first.values if isinstance(one, Mapping)] if isinstance(first, Items) else []
+    lr = event.keywords.get("lr", event.args[1] if len(event.args) > 1 else Host("float"))
+    for one in given or [None]:
+        group = Mapping(machine.site(event.at), machine.tick())
+        group.slots.update({"params": first, "lr": lr, **{key: value for key, value in event.keywords.items() if key not in ("params",)}})
+        if one is not None:
+            group.slots.update(one.slots)
+        groups.append(group)
+    made.slots["param_groups"] = machine.items("list", groups, event.at)
+    made.slots["state"] = Mapping(machine.site(event.at), machine.tick())
+    made.slots["state"].slots["*"] = UNKNOWN
+    made.facts["steps"] = []
+    return made
+
+
+def optimizer_parameters(machine: Machine, optimizer: Holder, at: ir.Span) -> list[Tensor]:
+    found: list[Tensor] = []
+    groups = optimizer.slots.get("param_groups")
+    for group in groups.values if isinstance(groups, Items) else []:
+        if isinstance(group, Mapping):
+            found.extend(tensors_in(group.slots.get("params", UNKNOWN)))
+    return found
+
+
+def optimizer_method(machine: Machine, event: ev.CallEvent, optimizer: External | Instance, name: str) -> Value:
+    args, words, at = event.args, event.keywords, event.at
+    if name == "zero_grad":
+        zero_grad(machine, optimizer_parameters(machine, optimizer, at), args, words, at)
+        return NONE
+    if name == "step":
+        if isinstance(optimizer, External):
+            optimizer.facts.setdefault("steps", []).append((event.clock, event.capture))
+        closure = args[0] if args else words.get("closure")
+        if closure is not None and not (isinstance(closure, Host) and closure.kind == "none"):
+            return machine.call(closure, [], {}, at)
+        for one in optimizer_parameters(machine, optimizer, at):
+            machine.happen(ev.InplaceEvent, at, one.storage, "step", None, False)
+        return NONE
+    if name == "add_param_group":
+        groups = optimizer.slots.get("param_groups")
+        if isinstance(groups, Items) and args:
+            machine.put(groups, len(groups.slots), args[0])
+        return NONE
+    if name == "state_dict":
+        made = Mapping(machine.site(at), machine.tick())
+        made.slots["*"] = UNKNOWN
+        return made
+    if name == "register_step_post_hook" or name == "register_step_pre_hook":
+        machine.hooks.append((name, optimizer, args[0] if args else UNKNOWN))
+    return UNKNOWN
+
+
+__all__ = ["CONTAINERS", "MOVES", "Bound", "ClassValue", "Unknown", "call", "forward", "is_module", "is_module_name", "make", "make_optimizer", "method", "move", "optimizer_method", "optimizer_parameters", "parameters", "parts", "set_mode", "weight", "zero_grad"]
