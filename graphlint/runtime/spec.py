@@ -29,8 +29,9 @@ class TensorSpec(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorSpec:
-        """The spec of a strided tensor on any device."""
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, tensor.requires_grad)
+        """The spec of a strided tensor on any device. The stride of a dimension of size 1 means nothing and is given as 0."""
+        stride = tuple(0 if size <= 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        return cls(tuple(tensor.shape), stride, tensor.dtype, tensor.device, tensor.requires_grad)
 
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
@@ -187,7 +188,7 @@ def leaf_spec(leaf: Any, name: str) -> TensorSpec | PlainSpec:
         hash(leaf)
     except TypeError:
         raise SignatureError(
-            f"argument `{name}` of type {type(leaf).__name__} is neither a tensor nor hashable: no graph can be found for it",
+            f"argument `{name}` of type {type(leaf).__name__} is neither a tensor nor hashable: it can't choose a graph",
             cure="Pass its tensors and numbers as arguments, or make the type a frozen dataclass.",
         ) from None
     return PlainSpec(type(leaf), leaf)
@@ -238,7 +239,7 @@ class _Context:
     """The pytree context of a registered type, hashable by its text: the types themselves may be unhashable."""
 
     def __init__(self, value: Any) -> None:
-        self.value: Any = value
+        self.value = value
         self.text = repr(value)
 
     def __eq__(self, other: object) -> bool:
@@ -306,5 +307,5 @@ def _build_registered(tree: Tree, children: list[Any]) -> Any:
     assert tree.cls is not None
     functions = registered(tree.cls)
     assert functions is not None, f"{tree.cls} was registered when the call was captured"
-    context: Any = tree.keys[0][1].value if tree.keys else None
+    context = tree.keys[0][1].value if tree.keys else None
     return functions[1](children, context)

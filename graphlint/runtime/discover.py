@@ -1,0 +1,288 @@
+"""Finds what a function can reach before it runs: modules, optimizers, scalers, generators, tensors and plain numbers.
+
+A step is seldom given its state as arguments: it closes over a model and an optimizer, or reads them from `self` or from its module.
+This walks closures, the globals that the code names, defaults, `self` and the functions it calls in the user's own files. What it misses
+(state behind a C extension, say) can be declared: `capture_safe(modules=..., optimizers=...)`.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from graphlint.runtime.observe import is_library
+
+_DEPTH = 4
+_WIDTH = 256  # longer containers are data, not state
+PLAIN = (bool, int, float, str, type(None))
+_MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) | {"forward"}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place that holds a tensor: `get()` reads it, `set(tensor)` binds another. `kind` says what watches call it."""
+
+    label: str
+    kind: str
+    get: Callable[[], Any]
+    set: Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A place that holds a Python value the code reads. `look(key)` gives it, None when it is gone; `put(value)` sets it."""
+
+    label: str
+    look: Callable[[Any], Any]
+    key: Any
+    put: Callable[[Any], None] | None = None
+
+
+@dataclass
+class Found:
+    """Everything within reach of a function, by readable label."""
+
+    modules: dict[str, torch.nn.Module] = field(default_factory=dict)
+    optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
+    scalers: dict[str, Any] = field(default_factory=dict)
+    generators: list[torch.Generator] = field(default_factory=list)
+    loose: list[Slot] = field(default_factory=list)
+    plain: list[Plain] = field(default_factory=list)
+    objects: dict[str, Any] = field(default_factory=dict)
+    containers: dict[str, Any] = field(default_factory=dict)
+    _seen: set[int] = field(default_factory=set)
+
+    def submodules(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Every module once, with its path."""
+        seen: set[int] = set()
+        for root, module in self.modules.items():
+            for name, sub in module.named_modules():
+                if id(sub) not in seen:
+                    seen.add(id(sub))
+                    yield f"{root}.{name}" if name else root, sub
+
+    def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Every parameter once: those of modules by path, those that only an optimizer knows by index."""
+        seen: set[int] = set()
+        for path, module in self.submodules():
+            for name, param in module._parameters.items():
+                if param is not None and id(param) not in seen:
+                    seen.add(id(param))
+                    yield f"{path}.{name}", param
+        for path, optimizer in self.optimizers.items():
+            for g, group in enumerate(optimizer.param_groups):
+                for p, param in enumerate(group["params"]):
+                    if id(param) not in seen:
+                        seen.add(id(param))
+                        yield f"{path}.param_groups[{g}]['params'][{p}]", param
+
+    def owners(self) -> Iterator[tuple[str, Any]]:
+        """The objects whose `__dict__` a call may change."""
+        yield from self.submodules()
+        yield from self.optimizers.items()
+        yield from self.scalers.items()
+        yield from self.objects.items()
+
+
+def discover(fn: Any, extra: dict[str, Any]) -> Found:
+    """Walks from a callable; `extra` are declared objects by label."""
+    found = Found()
+    for label, value in extra.items():
+        _visit(found, value, label, None, 0)
+    _callable(found, fn, 0)
+    return found
+
+
+def add_arguments(found: Found, leaves: list[Any], names: tuple[str, ...]) -> None:
+    """Modules, optimizers and generators that are handed in as arguments."""
+    for leaf, name in zip(leaves, names, strict=True):
+        if isinstance(leaf, (torch.nn.Module, torch.optim.Optimizer, torch.Generator)) or is_scaler(leaf):
+            _visit(found, leaf, name, None, 0)
+
+
+def is_scaler(value: Any) -> bool:
+    """A GradScaler of any spelling."""
+    return hasattr(value, "_growth_tracker") and hasattr(value, "unscale_") and not isinstance(value, torch.nn.Module)
+
+
+def _callable(found: Found, fn: Any, depth: int) -> None:
+    if id(fn) in found._seen or depth > _DEPTH:
+        return
+    if isinstance(fn, torch.nn.Module):
+        _visit(found, fn, "module" if depth == 0 else type(fn).__name__, None, depth)
+        _method(found, type(fn), "forward", depth)
+        return
+    found._seen.add(id(fn))
+    if isinstance(fn, functools.partial):
+        _callable(found, fn.func, depth)
+        for i, arg in enumerate(fn.args):
+            _visit(found, arg, f"args[{i}]", None, depth + 1)
+        for key, arg in fn.keywords.items():
+            _visit(found, arg, key, None, depth + 1)
+    elif isinstance(fn, types.MethodType):
+        _visit(found, fn.__self__, "self", None, depth)
+        _callable(found, fn.__func__, depth)
+    elif isinstance(fn, types.FunctionType):
+        _function(found, fn, depth)
+    elif hasattr(fn, "__wrapped__"):
+        _callable(found, fn.__wrapped__, depth)
+    elif not isinstance(fn, (type, types.BuiltinFunctionType)) and hasattr(type(fn), "__call__"):
+        _visit(found, fn, type(fn).__name__, None, depth)
+        _method(found, type(fn), "__call__", depth)
+
+
+def _method(found: Found, cls: type, name: str, depth: int) -> None:
+    method = getattr(cls, name, None)
+    if isinstance(method, types.FunctionType):
+        _function(found, method, depth + 1)
+
+
+def _function(found: Found, fn: types.FunctionType, depth: int) -> None:
+    if is_library(fn.__code__.co_filename):
+        if hasattr(fn, "__wrapped__"):  # a decorator of torch around the user's function
+            _callable(found, fn.__wrapped__, depth)
+        elif depth == 0:
+            _closure(found, fn, depth)
+        return
+    _closure(found, fn, depth)
+    for name in _global_names(fn.__code__):
+        if name in fn.__globals__:
+            value = fn.__globals__[name]
+            slot = Slot(name, "tensor", _getter(fn.__globals__, name), _setter(fn.__globals__, name))
+            _visit(found, value, name, slot, depth + 1, Plain(name, fn.__globals__.get, name, slot.set))
+    for i, default in enumerate(fn.__defaults__ or ()):
+        _visit(found, default, f"{fn.__name__}.default[{i}]", None, depth + 1)
+
+
+def _closure(found: Found, fn: types.FunctionType, depth: int) -> None:
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            continue
+        look = functools.partial(getattr, cell)
+        slot = Slot(name, "tensor", functools.partial(look, "cell_contents"), functools.partial(_set_cell, cell))
+        _visit(found, value, name, slot, depth + 1, Plain(name, look, "cell_contents", slot.set))
+
+
+def _visit(found: Found, value: Any, label: str, slot: Slot | None, depth: int, plain: Plain | None = None) -> None:
+    """Files one value under what it is, and walks on where it is the user's own object."""
+    if isinstance(value, PLAIN):
+        if plain is not None and value is not None:
+            found.plain.append(plain)
+        return
+    if isinstance(value, torch.Tensor):
+        if slot is not None:
+            found.loose.append(slot)
+        return
+    if id(value) in found._seen or depth > _DEPTH:
+        return
+    if isinstance(value, torch.nn.Module):
+        found._seen.add(id(value))
+        found.modules[_free(found.modules, label)] = value
+        return
+    if isinstance(value, torch.optim.Optimizer):
+        found._seen.add(id(value))
+        found.optimizers[_free(found.optimizers, label)] = value
+    elif is_scaler(value):
+        found._seen.add(id(value))
+        found.scalers[_free(found.scalers, label)] = value
+    elif isinstance(value, torch.Generator):
+        found._seen.add(id(value))
+        found.generators.append(value)
+    elif isinstance(value, (list, tuple, dict)):
+        _container(found, value, label, depth)
+    elif isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
+        _callable(found, value, depth + 1)
+    elif not isinstance(value, (type, types.ModuleType)) and _is_users(type(value)):
+        _object(found, value, label, depth)
+
+
+def _container(found: Found, value: Any, label: str, depth: int) -> None:
+    if len(value) > _WIDTH:
+        return
+    found._seen.add(id(value))
+    if not isinstance(value, tuple):
+        found.containers[_free(found.containers, label)] = value
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in pairs:
+        name = f"{label}[{key!r}]"
+        slot = None if isinstance(value, tuple) else Slot(name, "tensor", _getter(value, key), _setter(value, key))
+        look = value.get if isinstance(value, dict) else functools.partial(_at, value)
+        _visit(found, item, name, slot, depth + 1, Plain(name, look, key))
+
+
+def _object(found: Found, value: Any, label: str, depth: int) -> None:
+    found._seen.add(id(value))
+    attributes = getattr(value, "__dict__", None)
+    if attributes is None:
+        return
+    found.objects[_free(found.objects, label)] = value
+    for name, item in list(attributes.items()):
+        slot = Slot(f"{label}.{name}", "tensor", _getter(attributes, name), _setter(attributes, name))
+        _visit(
+            found, item, f"{label}.{name}", slot, depth + 1, Plain(f"{label}.{name}", attributes.get, name, slot.set)
+        )
+
+
+def module_plain(path: str, module: torch.nn.Module) -> Iterator[Plain]:
+    """The plain attributes that a module's own class or user set: scales, flags, names."""
+    for name, value in module.__dict__.items():
+        if name not in _MODULE_INTERNALS and isinstance(value, PLAIN) and value is not None:
+            yield Plain(f"{path}.{name}", module.__dict__.get, name)
+
+
+def module_tensors(path: str, module: torch.nn.Module) -> Iterator[Slot]:
+    """Parameters, buffers and plain tensor attributes of one module (not of its children)."""
+    for name in list(module._parameters):
+        yield Slot(f"{path}.{name}", "parameter", _getter(module._parameters, name), _setter(module._parameters, name))
+    for name in list(module._buffers):
+        yield Slot(f"{path}.{name}", "buffer", _getter(module._buffers, name), _setter(module._buffers, name))
+    for name, value in list(module.__dict__.items()):
+        if isinstance(value, torch.Tensor):
+            yield Slot(f"{path}.{name}", "buffer", _getter(module.__dict__, name), _setter(module.__dict__, name))
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    """Names that the code, or a function nested in it, may look up among the globals."""
+    names = set(code.co_names)
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            names |= _global_names(const)
+    return names
+
+
+def _is_users(cls: type) -> bool:
+    module = cls.__module__.split(".")[0]
+    return module not in ("builtins", "torch", "numpy", "threading", "logging", "collections", "weakref", "types", "re")
+
+
+def _free(taken: dict[str, Any], label: str) -> str:
+    name, i = label, 2
+    while name in taken:
+        name, i = f"{label}#{i}", i + 1
+    return name
+
+
+def _getter(mapping: Any, key: Any) -> Callable[[], Any]:
+    return functools.partial(mapping.get, key) if isinstance(mapping, dict) else functools.partial(_at, mapping, key)
+
+
+def _setter(mapping: Any, key: Any) -> Callable[[Any], None]:
+    def put(value: Any) -> None:
+        mapping[key] = value
+
+    return put
+
+
+def _at(sequence: Any, index: int) -> Any:
+    return sequence[index] if index < len(sequence) else None
+
+
+def _set_cell(cell: types.CellType, value: Any) -> None:
+    cell.cell_contents = value
