@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import re
 from typing import Any
 
 import click
 
 from graphlint import rulebook
 from graphlint.report.data import dump
+from graphlint.report.page import page
 from graphlint.rulebook import Rule
 
 _FORMAT = click.Choice(["text", "json"])
@@ -51,17 +51,6 @@ def explain(rule: str, output_format: str) -> int:
         raise click.UsageError(f"no rule `{rule}`; {hint}")
     click.echo(dump([as_dict(found)]) if output_format == "json" else page(found), nl=False)
     return 0
-
-
-def page(rule: Rule) -> str:
-    """The page for readers: its table of facts, which is for graphlint, becomes one line."""
-    return re.sub(
-        r"```toml\n.*?^```\n",
-        f"{rule.code}, {rule.severity}, family {rule.family}, since {rule.since}\n",
-        rule.page,
-        count=1,
-        flags=re.S | re.M,
-    )
 
 
 def as_dict(rule: Rule) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from graphlint import __version__, rulebook
 from graphlint.findings import Finding, Fix, LintResult, Place, Problem, Suppressed
 from graphlint.report.fingerprint import fingerprints
+from graphlint.report.page import page
 from graphlint.report.view import View
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -49,12 +50,12 @@ def _rule(code: str, findings: Iterable[Finding]) -> dict[str, Any]:
     example = next(finding for finding in findings if finding.code == code)
     rule = rulebook.load().get(code)
     text = (rule.summary if rule else "") or example.help or example.name
-    page = {"help": {"text": rule.help, "markdown": rule.page}} if rule else {}
+    pages = {"help": {"text": rule.help, "markdown": page(rule)}} if rule else {}
     return {
         "id": code,
         "name": example.name,
         "shortDescription": {"text": text},
-        **page,
+        **pages,
         "defaultConfiguration": {"level": LEVELS[example.severity]},
         "properties": {"tags": [example.family, example.severity]},
     }
