@@ -110,7 +110,8 @@ def make_mixed() -> Made:
         def __init__(self) -> None:
             super().__init__()
             self.trunk = nn.Sequential(*(nn.Conv2d(256, 256, 3, padding=1) for _ in range(4)))
-            self.head = nn.Sequential(*(m for _ in range(30) for m in (nn.Linear(256, 256), nn.LayerNorm(256), nn.GELU())))
+            layers = [m for _ in range(30) for m in (nn.Linear(256, 256), nn.LayerNorm(256), nn.GELU())]
+            self.head = nn.Sequential(*layers)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(self.trunk(x).mean((2, 3)))

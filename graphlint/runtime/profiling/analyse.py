@@ -77,7 +77,7 @@ def analyse(
         advice=advice.advise(facts),
         costs=costs.source,
         notes=(*timeline.notes, *notes, *_profiler_note(clock)),
-        drawing=draw(step, idle, costs, whole.wall),
+        drawing=draw(step, sequence, idle, costs, whole.wall),
     )
 
 

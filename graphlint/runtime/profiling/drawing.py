@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, groupby
 
 from graphlint.runtime.profiling.costs import ReplayCosts
 from graphlint.runtime.profiling.gaps import Gap
+from graphlint.runtime.profiling.launches import Launch
 from graphlint.runtime.profiling.report import Drawing
 from graphlint.runtime.profiling.steps import Iteration
 from graphlint.runtime.profiling.timeline import CallKind, Microseconds, RangeKind, module_name, union
 
 _MOST = 20_000  # events that a browser draws without trouble
+_LEVELS = 4  # of the module tree that are drawn for the backward pass
 _SHOWN = (CallKind.LAUNCH, CallKind.GRAPH, CallKind.WAIT, CallKind.ALLOC)
 
 
@@ -46,7 +48,9 @@ class Clock:
         return round(at, 3), round(max(0.0, self(finish) - at), 3)
 
 
-def draw(step: Iteration, idle: Sequence[Gap], costs: ReplayCosts, wall: Microseconds) -> Drawing:
+def draw(
+    step: Iteration, sequence: Sequence[Launch], idle: Sequence[Gap], costs: ReplayCosts, wall: Microseconds
+) -> Drawing:
     """The step's device work, gaps, host calls and modules.
 
     Args:
@@ -69,10 +73,21 @@ def draw(step: Iteration, idle: Sequence[Gap], costs: ReplayCosts, wall: Microse
         modules=tuple(
             (*_label(r.name, r.kind), *clock.span(r.start, r.end), depth)
             for r, depth in zip(ranges, depths, strict=True)
-        ),
+        )
+        + tuple((path, "backward", *clock.span(start, end), depth) for path, start, end, depth in _backward(sequence)),
         node_gap=costs.node_gap,
         shrink=clock.shrink,
     )
+
+
+def _backward(sequence: Sequence[Launch]) -> Iterator[tuple[str, Microseconds, Microseconds, int]]:
+    """Path, start, end and depth of each unbroken run of a module's backward launches, at every level of the tree."""
+    placed = [x for x in sequence if x.backward and not x.path.startswith("(")]
+    for depth in range(_LEVELS):
+        for path, run in groupby(placed, lambda x, depth=depth: ".".join(x.path.split(".")[: depth + 1])):  # type: ignore[misc]
+            launches = list(run)
+            if path.count(".") == depth:
+                yield path, launches[0].at, launches[-1].at + launches[-1].call, depth
 
 
 def _label(name: str, kind: RangeKind) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ import torch
 from graphlint.runtime.profiling.reach import Reached
 from graphlint.runtime.profiling.record import Batch, Step, wall_time
 from graphlint.runtime.profiling.state import Snapshot
+
+Mode = Callable[[], AbstractContextManager[None]]
 
 _WARMUP = 3
 
@@ -67,12 +69,14 @@ def measure_modules(step: Step, reached: Reached, paths: Sequence[str]) -> dict[
 
 
 def _measure_module(step: Step, module: Any) -> Measured:
-    args, kwargs = _inputs(step, module)
-    if args is None:
+    found = _inputs(step, module)
+    if found is None:
         return Measured(0.0, None, "the step does not call it")
+    args, kwargs, mode = found
 
     def run(_: int = 0) -> None:
-        output = module(*args, **kwargs)
+        with mode():
+            output = module(*args, **kwargs)
         leaves, _ = torch.utils._pytree.tree_flatten(output)
         ends = [t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad]
         if ends:
@@ -88,17 +92,31 @@ def _measure_module(step: Step, module: Any) -> Measured:
         return Measured(0.0, None, _why(error))
 
 
-def _inputs(step: Step, module: Any) -> tuple[Batch | None, dict[str, Any]]:
-    """Copies of what the module is called with in one step."""
-    caught: list[tuple[Batch, dict[str, Any]]] = []
+def _inputs(step: Step, module: Any) -> tuple[Batch, dict[str, Any], Mode] | None:
+    """Copies of what the module is called with in one step, and the modes that the call runs under."""
+    caught: list[tuple[Batch, dict[str, Any], Mode]] = []
 
     def catch(_module: Any, args: Batch, kwargs: dict[str, Any]) -> None:
         if not caught:
-            caught.append(torch.utils._pytree.tree_map(_detached, (args, kwargs)))
+            copied = torch.utils._pytree.tree_map(_detached, (args, kwargs))
+            caught.append((*copied, _mode()))
 
     with _hook(module, catch):
         step(0)
-    return caught[0] if caught else (None, {})
+    return caught[0] if caught else None
+
+
+def _mode() -> Mode:
+    """The current autocast and gradient modes. The cache of casted weights is off: a graph would hold its addresses."""
+    autocast, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    gradients = torch.is_grad_enabled()
+
+    @contextmanager
+    def mode() -> Iterator[None]:
+        with torch.set_grad_enabled(gradients), torch.autocast("cuda", dtype, autocast, cache_enabled=False):
+            yield
+
+    return mode
 
 
 @contextmanager

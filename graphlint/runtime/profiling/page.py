@@ -111,7 +111,8 @@ def _module(m: Module) -> str:
     said = f"<b class='{_slug(m.choice.value)}'>{m.choice.value}</b>" if m.choice is not Choice.INSIDE else ""
     return (
         f"<tr{hidden}><td style='padding-left:{0.6 + 1.1 * depth:.1f}em'>{_escape(m.path)} "
-        f"<span class=quiet>{_escape(m.kind)}</span></td><td>{m.nodes}</td><td>{time(m.host)}</td><td>{time(m.device)}</td>"
+        f"<span class=quiet>{_escape(m.kind)}</span></td><td>{m.nodes}</td>"
+        f"<td>{time(m.host)}</td><td>{time(m.device)}</td>"
         f"<td><div class=meter><div style='width:{m.share:.0%}'></div></div>{m.share:.0%}</td>"
         f"<td>{m.step_gain:.2f}x</td><td class=why>{said} {_escape(m.reason)}{gain}</td></tr>"
     )

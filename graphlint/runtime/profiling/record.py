@@ -10,7 +10,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ import torch
 from graphlint.runtime.profiling import chrome
 from graphlint.runtime.profiling.costs import ReplayCosts
 from graphlint.runtime.profiling.reach import Reached
-from graphlint.runtime.profiling.timeline import MODULE_MARK, STEP_MARK, DeviceOp, Timeline
+from graphlint.runtime.profiling.timeline import MODULE_MARK, STEP_MARK, Timeline
 
 Batch = tuple[Any, ...]
 Batches = Sequence[Batch] | Callable[[int], Batch] | None
 
-_SECONDS = 0.4  # how long a timed loop may run
+_SECONDS = 0.3  # how long a timed loop may run
 _MOST = 50  # steps of a timed loop at most
 
 
@@ -103,13 +104,13 @@ def record(step: Step, reached: Reached, steps: int, warmup: int, trace: Path | 
 
 
 def wall_time(run: Callable[[int], Any]) -> float:
-    """Microseconds per iteration with host and device running freely: median of three loops."""
+    """Microseconds per iteration with host and device running freely: median of five loops."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     run(0)
     torch.cuda.synchronize()
     count = max(5, min(_MOST, int(_SECONDS / max(time.perf_counter() - began, 1e-6))))
-    return statistics.median(_loop(run, count) for _ in range(3))
+    return statistics.median(_loop(run, count) for _ in range(5))
 
 
 def _loop(run: Callable[[int], Any], count: int) -> float:
@@ -153,8 +154,6 @@ def trace_steps(step: Callable[[int], Any], reached: Reached, steps: int, trace:
 
 
 def _labelled(timeline: Timeline) -> Timeline:
-    from dataclasses import replace
-
     return replace(timeline, source="live run", card=torch.cuda.get_device_name(), torch=torch.__version__)
 
 
@@ -192,22 +191,18 @@ def _mark(module: Any, name: str) -> tuple[Any, Any]:
 
 
 def calibrate(nodes: int = 400) -> ReplayCosts:
-    """Measures graph launches and the gaps between nodes on the current device, with a chain of tiny kernels.
+    """Measures graph launches and the gaps between kernels on the current device, with chains of one small kernel.
 
-    Takes about half a second.
+    Takes about half a second. Gaps come from the profiler, so that they fit the kernel times of a recording.
     """
-    small, large = torch.zeros(64, device="cuda"), torch.zeros(1 << 24, device="cuda")
-    tiny, big = _chain(small, nodes), _chain(large, 40)
-    tiny_work, big_work = _kernel_time(lambda: _add(small, 100)), _kernel_time(lambda: _add(large, 40))
-    replay_many = enqueue_time(lambda _: tiny.replay())
-    replay_few = enqueue_time(lambda _: big.replay())
-    node_gap = max(0.0, wall_time(lambda _: tiny.replay()) / nodes - tiny_work)
-    eager_gap = max(0.0, wall_time(lambda _: _add(large, 40)) / 40 - big_work)
-    slope = max(0.0, (replay_many - replay_few) / (nodes - 40))
+    tiny, small, large = (torch.zeros(1 << n, device="cuda") for n in (6, 20, 24))
+    graphs = [_chain(tiny, nodes), _chain(small, 40)]
+    many, few = (enqueue_time(lambda _, g=graph: g.replay()) for graph in graphs)  # type: ignore[misc]
+    slope = max(0.0, (many - few) / (nodes - 40))
     return ReplayCosts(
-        node_gap=node_gap,
-        eager_gap=eager_gap,
-        replay=max(1.0, replay_few - 40 * slope),
+        node_gap=statistics.mean(_median_gap(graph.replay) for graph in graphs),
+        eager_gap=_median_gap(lambda: _add(large, 40)),
+        replay=max(1.0, few - 40 * slope),
         replay_per_node=slope,
         source=f"measured on {torch.cuda.get_device_name()}, torch {torch.__version__}",
     )
@@ -227,17 +222,18 @@ def _chain(x: Any, nodes: int) -> Any:
     return graph
 
 
-def _kernel_time(run: Callable[[], None]) -> float:
-    """Mean device time of one kernel of `run`, as the profiler sees it: the measure that recordings use."""
+def _median_gap(run: Callable[[], Any]) -> float:
+    """Device idle between two kernels of `run`, in microseconds, when all of them were enqueued in time."""
+    torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
-        run()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profiler:
-            run()
+            for _ in range(3):
+                run()
             torch.cuda.synchronize()
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        kernels: Sequence[DeviceOp] = [o for o in chrome.read(path).device if o.kind == "kernel"]
-    return statistics.median(k.duration for k in kernels)
+        kernels = [o for o in chrome.read(path).device if o.kind == "kernel"]
+    return max(0.0, statistics.median(b.start - a.end for a, b in pairwise(kernels)))
 
 
 def _shapes(batch: Batch) -> tuple[str, ...]:

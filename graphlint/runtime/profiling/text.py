@@ -27,7 +27,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield ""
     yield from _numbers(report)
     if report.drawing is not None:
-        yield from _strip(report.drawing)
+        yield from _strip(report, report.drawing)
     yield ""
     yield from _idle(report)
     yield from _modules(report)
@@ -59,13 +59,12 @@ def _numbers(report: Report) -> Iterator[str]:
         yield f"               {time(whole.graphed):>9}   {measured}"
 
 
-def _strip(drawing: Drawing) -> Iterator[str]:
+def _strip(report: Report, drawing: Drawing) -> Iterator[str]:
     """Device activity over the step, one column for each slice of it, and below it the same work as one graph."""
     busy = union((start, start + duration) for _, start, duration, _, _ in drawing.ops)
     slice_length = max(drawing.length, 1e-3) / _STRIP
-    packed = sum(end - start for start, end in busy) + drawing.node_gap * len(drawing.ops)
     now = "".join(_block(_covered(busy, i * slice_length, (i + 1) * slice_length)) for i in range(_STRIP))
-    as_graph = "█" * max(1, round(packed / slice_length))
+    as_graph = "█" * max(1, round(_STRIP / report.whole.gain))
     yield ""
     yield f"  device, now  |{now}|"
     yield f"  as a graph   |{as_graph[:_STRIP]:<{_STRIP}}|"
