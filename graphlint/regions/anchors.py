@@ -1,8 +1,8 @@
-"""Which source texts can hold a region at all: plain substring tests, so that a large project is sifted in a tenth of a second.
+"""Which texts can hold a region at all, by plain substring tests: a large project is sifted in a tenth of a second.
 
-A text passes when it holds one of the literal spellings below. They stand in groups behind a gate, a short substring that
-every member of the group shares: most texts fail the three gates and are never looked at again. Names that a project
-gives to its own capturing helpers are not known beforehand; `mentions` finds their users once the helpers are known.
+A text passes when it holds one of the literal spellings below. They stand in groups behind a gate, a short substring
+that every member of the group shares: most texts fail the three gates and are never looked at again. Names that a
+project gives to its own capturing helpers are not known beforehand; `calls` finds their users once they are.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ _GATES: tuple[tuple[str, tuple[str, ...]], ...] = (
             ".graph(",
             "torch.cuda import",
             "graphed_callable",
-            "cudagraphs",
+            "triton.cudagraphs",
+            '"cudagraphs"',
+            "'cudagraphs'",
             "do_bench_cudagraph",
             "wrap_in_hpu_graph",
             "capture_to_graph",
             "CudaGraphModule",
-            "CudaGraphManager",
-            "CUDAGraphWrapper",
+            "CudaGraphManager(",
+            "CUDAGraphWrapper(",
             "accelerator.Graph",
             "npu.graph",
             "xpu.graph",
@@ -41,7 +43,6 @@ _GATES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("compile", ("reduce-overhead", "max-autotune")),
 )
-_MISLEADING = ("max-autotune-no-cudagraphs",)
 
 
 def anchored(text: str, declared: Iterable[str] = ()) -> bool:
@@ -55,9 +56,8 @@ def anchored(text: str, declared: Iterable[str] = ()) -> bool:
 def _holds(text: str, spelling: str) -> bool:
     if spelling not in text:
         return False
-    if spelling in ("max-autotune", "cudagraphs"):
-        seen = text.count(spelling)
-        return seen > sum(text.count(word) for word in _MISLEADING)
+    if spelling == "max-autotune":
+        return text.count(spelling) > text.count("max-autotune-no-cudagraphs")
     return True
 
 
@@ -67,8 +67,10 @@ def mentions(text: str, names: Iterable[str]) -> bool:
 
 
 def calls(text: str, names: Iterable[str]) -> bool:
-    """Whether `text` seems to call, subclass or decorate with one of `names` (a definition or an import alone does not)."""
+    """Whether `text` seems to call, subclass or decorate with one of `names`; a definition or import alone does not."""
     for name in names:
-        if name in text and (f"{name}(" in text.replace(f"def {name}(", "") or f"({name}" in text or f"@{name}" in text):
+        if name in text and (
+            f"{name}(" in text.replace(f"def {name}(", "") or f"({name}" in text or f"@{name}" in text
+        ):
             return True
     return False

@@ -27,23 +27,24 @@ TERMINALS = frozenset(
     }
 )
 
-BEGINS = {"capture_begin": "capture_end", "begin_capture": "end_capture"}
+_ENDINGS = {"capture_begin": "capture_end", "begin_capture": "end_capture"}
 
 
-def begin_of(terminal: str) -> str | None:
-    """The name that ends what a call of `terminal` begins; a stream capture of the CUDA runtime or driver API included."""
-    if terminal in BEGINS:
-        return BEGINS[terminal]
-    if "StreamBeginCapture" in terminal:
-        return "StreamEndCapture"
-    return None
+def ending_of(terminal: str) -> str | None:
+    """The name that ends what a call of `terminal` begins; the stream capture of CUDA's own APIs included."""
+    return "StreamEndCapture" if "StreamBeginCapture" in terminal else _ENDINGS.get(terminal)
+
+
+def ends(terminal: str, ending: str) -> bool:
+    """Whether a call of `terminal` is the `ending` that `ending_of` named."""
+    return terminal == ending or (ending == "StreamEndCapture" and ending in terminal)
 
 
 class External(NamedTuple):
     """A callable outside the project that captures what it is given.
 
     `roots` are the packages it comes from; `takes` names the parameters that hold what is captured, in their position
-    (none: the object captures what it is attached to). `decorates`: used as `@name(...)`, the function below is captured.
+    (none: the object captures what it is attached to). `decorates`: it may be used as `@name(...)`.
     """
 
     roots: frozenset[str]
@@ -90,7 +91,7 @@ def _graph_kind(base: str) -> str | None:
     owner = base.rpartition(".")[2].lstrip("?").rstrip("()").lower()
     if base in ("torch.cuda", "torch.cuda.graphs", "?cuda", "?self.cuda") or base.endswith(".torch.cuda"):
         return "graph"
-    if owner in DEVICES and "cuda" != owner:
+    if owner in DEVICES and owner != "cuda":
         return "other-backend"
     if any(hint in owner for hint in _DEVICE_HINTS):
         return "graph"
@@ -109,7 +110,9 @@ def begin_kind(name: str, terminal: str) -> str:
     root = name.lstrip("?").partition(".")[0]
     if terminal == "capture_begin" and root in ("warp", "wp"):
         return "warp"
-    return "other-backend" if any(one in name for one in ("HPUGraph", "NPUGraph", "XPUGraph", "MUSAGraph")) else "manual"
+    return (
+        "other-backend" if any(one in name for one in ("HPUGraph", "NPUGraph", "XPUGraph", "MUSAGraph")) else "manual"
+    )
 
 
 def external(name: str) -> External | None:

@@ -1,4 +1,4 @@
-"""Which statements run under a capture, when no `with` block shows them: from a begin to its end, from `enter_context` on."""
+"""Which statements run under a capture that no `with` block shows: from a begin to its end, from `enter_context` on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from graphlint import ir
-from graphlint.regions.outline import Block, Spot
+from graphlint.regions.scopes import Block, Spot
 
 
 def until(start: Spot, end: Spot) -> Block | None:

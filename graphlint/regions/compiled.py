@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from graphlint import ir
 from graphlint.regions.constants import UNKNOWN, Constants
-from graphlint.regions.names import Argument, Callee, Names, Where
+from graphlint.regions.names import Argument, Callee, Where
 from graphlint.regions.outline import Outline
+from graphlint.regions.text import render
 
 MODES = frozenset({"reduce-overhead", "max-autotune"})
 _COMPILE = frozenset({"torch.compile", "torch.compiler.compile"})
@@ -25,9 +26,8 @@ class Verdict(NamedTuple):
 class Compiled:
     """Judges compile calls of one file."""
 
-    def __init__(self, outline: Outline, names: Names, constants: Constants) -> None:
+    def __init__(self, outline: Outline, constants: Constants) -> None:
         self.outline = outline
-        self.names = names
         self.constants = constants
         self.everywhere = self._switched_on()
 
@@ -40,7 +40,11 @@ class Compiled:
             return self._option(self._named(given, "backend", 0), {"cudagraphs"})
         if callee.name.endswith(".compile") and callee.name.partition(".")[0] not in ("re", "torch", "regex", "triton"):
             verdict = self._compile(given)  # nn.Module.compile
-            return verdict if verdict.records and any(one.name in ("mode", "options", "backend", "**") for one in given) else None
+            return (
+                verdict
+                if verdict.records and any(one.name in ("mode", "options", "backend", "**") for one in given)
+                else None
+            )
         return None
 
     def _compile(self, given: list[Argument]) -> Verdict:
@@ -68,7 +72,7 @@ class Compiled:
             elif one.name not in ("", "*"):
                 yield one.name, one.value, one.where
 
-    def _option(self, values: list[tuple[ir.Expr, Where]], wanted: Iterable[str]) -> Verdict:
+    def _option(self, values: list[tuple[ir.Expr, Where]], wanted: Collection[object]) -> Verdict:
         seen = [literal for value, where in values for literal in self.constants.of(value, where)]
         hits = [one for one in seen if one is not UNKNOWN and one in wanted]
         return Verdict(bool(hits), len(hits) == len(seen))
@@ -85,10 +89,11 @@ class Compiled:
     def _switched_on(self) -> bool:
         """Whether the file sets `torch._inductor.config.triton.cudagraphs = True` for every compile call."""
         for scope in self.outline.scopes:
-            for stmt in scope.func.body if scope.func is not None else self.outline.summary.body if scope.parent is None else ():
+            body = (
+                scope.func.body if scope.func is not None else self.outline.summary.body if scope.parent is None else ()
+            )
+            for stmt in body:
                 if isinstance(stmt, ir.Assign) and isinstance(stmt.value, ir.Const) and stmt.value.value is True:
-                    for target in stmt.targets:
-                        if isinstance(target, ir.Attr) and target.name == "cudagraphs" and isinstance(target.obj, ir.Attr):
-                            if target.obj.name == "triton":
-                                return True
+                    if any(render(target).endswith("triton.cudagraphs") for target in stmt.targets):
+                        return True
         return False

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Union
 
 from graphlint import ir
 from graphlint.regions.names import Names, Where
-from graphlint.regions.outline import Binding, CallSite, Outline, Scope
+from graphlint.regions.outline import Outline
+from graphlint.regions.scopes import Binding, CallSite, Scope
 
-Literal = Union[None, bool, int, float, str]
 UNKNOWN = object()
 _DEPTH = 6
 
@@ -138,7 +137,7 @@ class Constants:
         if depth > _DEPTH:
             return
         if type(expr) is ir.DictDisplay:
-            for key, value in zip(expr.keys, expr.values):
+            for key, value in zip(expr.keys, expr.values, strict=True):
                 if key is None:
                     yield from self.entries(value, where, depth + 1)
                 elif type(key) is ir.Const and isinstance(key.value, str):

@@ -10,7 +10,8 @@ from graphlint.regions import apis
 from graphlint.regions.bodies import onwards
 from graphlint.regions.facts import Facts
 from graphlint.regions.names import Names, Where
-from graphlint.regions.outline import CallSite, Outline, Spot, WithSite
+from graphlint.regions.outline import Outline
+from graphlint.regions.scopes import CallSite, Spot, WithSite
 from graphlint.regions.text import render
 
 _DEPTH = 4
@@ -56,7 +57,7 @@ class Contexts:
     def _by_method(self, name: str) -> str | None:
         """A method of an object whose type is unknown, by a name that only capturing methods of the project have."""
         base, _, terminal = name.rpartition(".")
-        unknown = base[:1] == "?" or base.endswith("()") or base.endswith("[]")
+        unknown = base[:1] == "?" or base.endswith(("()", "[]"))
         return self.facts.methods.get(terminal) if unknown else None
 
     def of(self, expr: ir.Expr, where: Where, depth: int = 0) -> Context | None:
@@ -141,7 +142,8 @@ def _binds_stack(stack: ir.Expr) -> Callable[[ir.Stmt], bool]:
 
     def closes(stmt: ir.Stmt) -> bool:
         return isinstance(stmt, ir.With) and any(
-            (item.target is not None and render(item.target) == text) or render(item.context) == text for item in stmt.items
+            (item.target is not None and render(item.target) == text) or render(item.context) == text
+            for item in stmt.items
         )
 
     return closes
@@ -191,6 +193,9 @@ def expected_to_be_refused(spot: Spot) -> bool:
                 call = item.context
                 if isinstance(call, ir.Call) and call.args:
                     name = render(call.func).rpartition(".")[2]
-                    if (name == "raises" or name.startswith("assertRaises")) and render(call.args[0]) in ("TypeError", "ValueError"):
+                    if (name == "raises" or name.startswith("assertRaises")) and render(call.args[0]) in (
+                        "TypeError",
+                        "ValueError",
+                    ):
                         return True
     return False

@@ -1,32 +1,24 @@
 """What the regions of a file say about the helpers that hold them.
 
-A function whose region calls one of its parameters captures what it is given; so does a class whose method captures what
-its constructor (or, for a decorator with arguments, its `__call__`) was given. A generator that yields inside a capture,
-a function that returns a capture, a class that begins one in `__enter__`, and a subclass of any of these are contexts.
+A function whose region calls one of its parameters captures what it is given; so does a class whose method captures
+what its constructor (or, for a decorator with arguments, its `__call__`) was given. A generator that yields inside a
+capture, a function that returns one, a class that begins one in `__enter__`, and a subclass of these are contexts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from graphlint import ir
 from graphlint.regions import apis
 from graphlint.regions.contexts import yields
 from graphlint.regions.facts import Facts, Parameter, Wrapper
-from graphlint.regions.names import Argument, Where
-from graphlint.regions.outline import Scope, Spot, self_class
+from graphlint.regions.names import Where
+from graphlint.regions.roots import Root, Roots
+from graphlint.regions.scopes import Scope, self_class
 from graphlint.regions.search import FileSearch, Found
 
 _DEPTH = 5
-_RUN = frozenset({"forward", "__call__", "step", "run", "apply"})  # methods that run an object as a whole
-
-
-class Root(NamedTuple):
-    """A parameter that a captured expression comes from."""
-
-    scope: Scope  # the function whose parameter it is
-    name: str
 
 
 class Deriver:
@@ -36,6 +28,7 @@ class Deriver:
         self.search = search
         self.facts = facts
         self.module = search.outline.module
+        self.roots = Roots(search.outline, search.names)
 
     def learn(self, found: list[Found]) -> None:
         for one in found:
@@ -53,7 +46,12 @@ class Deriver:
         scope, region = found.scope.function(), found.region
         if scope is None or scope.func is None:
             return
-        if region.kind in _ENTERED and scope.func.is_generator and yields(region.body) and _is_context_manager(scope.func):
+        if (
+            region.kind in _ENTERED
+            and scope.func.is_generator
+            and yields(region.body)
+            and _is_context_manager(scope.func)
+        ):
             self.facts.add_context(self._name(scope), region.kind, method=_is_method(scope))
         if scope.parent is not None and scope.parent.kind == "class" and region.kind in _ENTERED:
             entry = scope.parent.binds.get("__enter__") or scope.parent.binds.get("__aenter__")
@@ -97,7 +95,10 @@ class Deriver:
                     self._inherit(scope, name)
             if id(scope) in capturing and "cudagraph" in scope.cls.name.lower().replace("_", ""):
                 if self._name(scope) not in self.facts.contexts:
-                    self.facts.add_wrapper(self._name(scope), Wrapper("wrapper", (), self._switches(self._constructor(scope))))
+                    made = Wrapper(
+                        "wrapper", (), self._switches(self._constructor(scope)), conditional=self._conditional(scope)
+                    )
+                    self.facts.add_wrapper(self._name(scope), made)
 
     def _inherit(self, scope: Scope, base: str) -> None:
         kind = apis.context_kind(base)
@@ -125,10 +126,9 @@ class Deriver:
     def _wrapper_around(self, found: Found) -> None:
         if found.region.kind == "compile" or _is_test(found.scope):
             return
-        roots = {root for value in found.values for root in self._roots(value.value, value.where, found.region, 0)}
-        if found.region.decorated is not None or not roots:
+        if found.region.decorated is not None:
             return
-        for root in roots:
+        for root in dict.fromkeys(root for value in found.values for root in self.roots.of(value.value, value.where)):
             self._add(root, found)
 
     def _add(self, root: Root, found: Found) -> None:
@@ -136,18 +136,43 @@ class Deriver:
         if func is None or func.name == "<lambda>":
             return
         parameters = [one for one in _parameters(func) if one.name == root.name]
-        kind = "graphed-callable" if found.region.kind == "graphed-callable" else "wrapper"
-        wrapper = Wrapper(kind, tuple(parameters), self._switches(root.scope), backward=found.region.backward)
+        kind = found.region.kind if found.region.kind in _KEPT else "wrapper"
         cls = root.scope.parent
+        holder = cls if cls is not None and cls.kind == "class" else root.scope
+        wrapper = Wrapper(
+            kind,
+            tuple(parameters),
+            self._switches(root.scope),
+            backward=found.region.backward,
+            conditional=not found.region.certain or self._conditional(holder),
+        )
         if cls is None or cls.kind != "class" or not _is_method(root.scope):
             self.facts.add_wrapper(self._name(root.scope), wrapper)
         elif func.name == "__init__":
             self.facts.add_wrapper(self._name(cls), wrapper)
         elif func.name == "__call__" and found.scope.owner_class() is cls and _keeps(cls, root.name):
             made = self._constructor(cls)
-            self.facts.add_wrapper(self._name(cls), wrapper._replace(takes=(), switches=self._switches(made), decorates=True))
+            self.facts.add_wrapper(
+                self._name(cls), wrapper._replace(takes=(), switches=self._switches(made), decorates=True)
+            )
         else:
             self.facts.add_wrapper(self._name(root.scope), wrapper)
+
+    def _conditional(self, holder: Scope) -> bool:
+        """Whether a function, or any method of a class, asks a setting about graphs that is no parameter of it."""
+        cls = holder if holder.kind == "class" else None
+        shown = {one.name for one in self._switches(self._constructor(cls) if cls is not None else holder)}
+        for test, scope, spot in self.search.outline.tests:
+            if any(one is holder for one in scope.chain()):
+                for switch in _switches_in(test):
+                    if not self._shown(switch, Where(scope, spot), shown):
+                        return True
+        return False
+
+    def _shown(self, switch: ir.Expr, where: Where, shown: set[str]) -> bool:
+        """Whether a setting comes from one of the parameters that a caller gives."""
+        values = [value for value, _ in self.search.names.values(switch, where)]
+        return bool(shown) and any(isinstance(one, ir.Name) and one.id in shown for one in (switch, *values))
 
     def _switches(self, scope: Scope | None) -> tuple[Parameter, ...]:
         """Parameters that by name and default turn graphs on or off."""
@@ -159,73 +184,27 @@ class Deriver:
             if "graph" in one.name.lower() and isinstance(one.default, ir.Const) and isinstance(one.default.value, bool)
         )
 
-    def _roots(self, expr: ir.Expr, where: Where, region: object, depth: int) -> Iterator[Root]:
-        """The parameters that a captured callable comes from."""
-        if depth > _DEPTH:
-            return
-        if type(expr) is ir.Attr:
-            yield from self._attr_roots(expr, where, region, depth)
-        elif type(expr) is ir.Name:
-            yield from self._name_roots(expr.id, where, region, depth)
-        elif type(expr) is ir.Subscript or type(expr) is ir.Star:
-            inner = expr.obj if type(expr) is ir.Subscript else expr.value
-            yield from self._roots(inner, where, region, depth + 1)
-        elif type(expr) is ir.IfElse:
-            yield from self._roots(expr.body, where, region, depth + 1)
-            yield from self._roots(expr.orelse, where, region, depth + 1)
-        elif type(expr) is ir.Sequence:
-            for item in expr.items:
-                yield from self._roots(item, where, region, depth + 1)
-        elif type(expr) is ir.Lambda:
-            yield from self._body_roots(self.search.outline.scope_of(expr.func), region, depth)
 
-    def _attr_roots(self, expr: ir.Attr, where: Where, region: object, depth: int) -> Iterator[Root]:
-        owner = self_class(expr.obj.id, where.scope) if type(expr.obj) is ir.Name else None
-        if owner is None:
-            if expr.name in _RUN:
-                yield from self._roots(expr.obj, where, region, depth + 1)
-            return
-        for binding in owner.attrs.get(expr.name, ()):
-            if binding.value is not None:
-                yield from self._roots(binding.value, Where(binding.scope, binding.spot), region, depth + 1)
-        for binding in owner.binds.get(expr.name, ()):
-            if binding.kind == "function" and isinstance(binding.func, ir.Function):
-                yield from self._body_roots(self.search.outline.scope_of(binding.func), region, depth)
-
-    def _name_roots(self, name: str, where: Where, region: object, depth: int) -> Iterator[Root]:
-        if self_class(name, where.scope) is not None:
-            return
-        for binding in self.search.names.bindings(name, where):
-            place = Where(binding.scope, binding.spot)
-            if binding.kind == "param" and isinstance(binding.func, ir.Param):
-                if binding.func.kind in ("pos", "kw", "*") and _may_be_called(binding.func.annotation):
-                    yield Root(binding.scope, name)
-            elif binding.kind == "value" and binding.value is not None:
-                yield from self._roots(binding.value, place, region, depth + 1)
-            elif binding.kind == "loop" and binding.value is not None:
-                yield from self._loop_roots(binding.value, place, region, depth)
-            elif binding.kind == "function" and isinstance(binding.func, ir.Function):
-                if binding.scope.kind == "function":  # a closure
-                    yield from self._body_roots(self.search.outline.scope_of(binding.func), region, depth)
-
-    def _loop_roots(self, source: ir.Expr, where: Where, region: object, depth: int) -> Iterator[Root]:
-        if type(source) is ir.Call and type(source.func) is ir.Name and source.func.id in ("zip", "enumerate", "reversed", "list"):
-            for arg in source.args:
-                yield from self._loop_roots(arg, where, region, depth + 1)
-        else:
-            yield from self._roots(source, where, region, depth + 1)
-
-    def _body_roots(self, scope: Scope | None, region: object, depth: int) -> Iterator[Root]:
-        """The parameters outside `scope` that calls in its body come from."""
-        if scope is None or depth > _DEPTH:
-            return
-        for site in self.search.outline.calls:
-            if site.scope is scope:
-                for root in self._roots(site.call.func, Where(scope, site.spot), region, depth + 2):
-                    if root.scope is not scope:
-                        yield root
+def _switches_in(test: ir.Expr) -> Iterator[ir.Expr]:
+    """The names in a test that read as a setting about graphs."""
+    if isinstance(test, ir.Unary):
+        yield from _switches_in(test.operand)
+    elif isinstance(test, ir.Bool):
+        for value in test.values:
+            yield from _switches_in(value)
+    elif isinstance(test, ir.Compare):
+        for value in (test.left, *test.rights):
+            yield from _switches_in(value)
+    elif isinstance(test, ir.Call):
+        yield from _switches_in(test.func)
+    elif isinstance(test, (ir.Name, ir.Attr)):
+        name = (test.id if isinstance(test, ir.Name) else test.name).lower()
+        if "graph" in name and any(word in name for word in _SETTING):
+            yield test
 
 
+_SETTING = ("use", "enable", "disable", "with", "allow", "mode", "should")
+_KEPT = frozenset({"graphed-callable", "warp", "cupy", "other-backend"})
 _ENTERED = frozenset({"graph", "manual", "warp", "cupy", "other-backend"})
 
 
@@ -264,15 +243,3 @@ def _parameters(func: ir.Function) -> list[Parameter]:
         out.append(Parameter(param.name, index if positional else -1, param.default))
         index += positional
     return out
-
-
-_DATA = ("Tensor", "int", "float", "bool", "str", "device", "Stream", "dtype", "Generator", "CUDAGraph", "None")
-
-
-def _may_be_called(annotation: ir.Expr | None) -> bool:
-    if isinstance(annotation, ir.Attr):
-        return annotation.name not in _DATA
-    return not (isinstance(annotation, ir.Name) and annotation.id in _DATA)
-
-
-__all__ = ["Deriver", "Root", "Spot", "Argument"]

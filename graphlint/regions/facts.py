@@ -1,4 +1,4 @@
-"""What the project itself has that captures: context managers, factories of them, functions and classes that capture a callable.
+"""What the project itself has that captures: context managers, and functions and classes that capture a callable.
 
 Found regions make such facts, and facts make new regions: `search.py` goes round until nothing is added.
 """
@@ -12,10 +12,10 @@ from graphlint import ir
 
 
 class Parameter(NamedTuple):
-    """A parameter by name, position (without `self`) and default."""
+    """A parameter by name, position (without `self`; -1: keyword only) and default."""
 
     name: str
-    index: int
+    position: int
     default: ir.Expr | None = None
 
 
@@ -23,7 +23,8 @@ class Wrapper(NamedTuple):
     """A function or class of the project that captures what it is given.
 
     `takes` are the parameters that hold what is captured; `switches` those that turn capturing on or off. With
-    `decorates` the callable comes in a second call, `Wrapper(options)(fn)`.
+    `decorates` the callable comes in a second call, `Wrapper(options)(fn)`. `conditional`: a setting that no call
+    shows (`if self.config.enable_cuda_graph`) decides whether it captures.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class Wrapper(NamedTuple):
     switches: tuple[Parameter, ...] = ()
     decorates: bool = False
     backward: bool = False
+    conditional: bool = False
 
 
 class Facts:
@@ -57,8 +59,12 @@ class Facts:
         known = self.wrappers.get(name)
         if known is not None:
             takes = tuple(dict.fromkeys(known.takes + wrapper.takes))
-            decorates, backward = known.decorates or wrapper.decorates, known.backward or wrapper.backward
-            merged = known._replace(takes=takes, decorates=decorates, backward=backward)
+            merged = known._replace(
+                takes=takes,
+                decorates=known.decorates or wrapper.decorates,
+                backward=known.backward or wrapper.backward,
+                conditional=known.conditional and wrapper.conditional,
+            )
             if merged == known:
                 return
             wrapper = merged
@@ -66,13 +72,13 @@ class Facts:
         self._grew(name.rpartition(".")[2])
 
     def declare(self, name: str) -> None:
-        """A name that the configuration says captures: usable in a `with`, as a decorator, or called with a callable."""
+        """A name that the configuration says captures: in a `with`, as a decorator, or called with a callable."""
         self.contexts[name] = "graph"
         self.wrappers[name] = Wrapper("wrapper", (Parameter("fn", 0),), decorates=True)
         self._grew(name.rpartition(".")[2])
 
     def callable_names(self) -> set[str]:
-        """The names by which other files can call what was found: not methods of local objects, not nested functions."""
+        """The names by which other files may call what was found."""
         names = {name.rpartition(".")[2] for name in (*self.wrappers, *self.contexts)}
         return {name for name in names if len(name) > 3 and not name.startswith("__")}
 
@@ -84,7 +90,8 @@ class Facts:
                 out.add((name, kind))
         for name, wrapper in self.wrappers.items():
             if name.rpartition(".")[2] in terminals:
-                out.add((name, (wrapper.takes and tuple(one.name for one in wrapper.takes), wrapper.decorates)))
+                takes = tuple(one.name for one in wrapper.takes)
+                out.add((name, (takes, wrapper.decorates, wrapper.backward, wrapper.conditional)))
         return out
 
     def _grew(self, terminal: str) -> None:
@@ -119,6 +126,11 @@ class Facts:
             if len(found) == 1:
                 return found[0]
         return None
+
+
+def says_so(terminal: str) -> bool:
+    """Whether the name of a helper tells its user that it captures or wraps what it is given."""
+    return distinctive(terminal) or "wrap" in terminal.lower()
 
 
 def distinctive(terminal: str) -> bool:

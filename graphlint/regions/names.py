@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from graphlint import ir
-from graphlint.regions.outline import Binding, Outline, Scope, Spot, self_class
+from graphlint.regions.outline import Outline
+from graphlint.regions.scopes import Binding, Scope, Spot, self_class
 
 _DEPTH = 7
 _MANY = 8  # more possibilities than this say nothing
@@ -25,7 +26,7 @@ class Where(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """An argument as handed over, with the place where it is written; `name` is "" for a positional one, "**" for a spread."""
+    """An argument and the place where it is written; `name` is "" for a positional one, "*" or "**" for a spread."""
 
     name: str
     value: ir.Expr
@@ -102,11 +103,15 @@ class Names:
             yield f"?{name}"
 
     def _annotated(self, name: str, annotation: ir.Expr, binding: Binding, depth: int) -> Iterator[str]:
-        """A parameter annotated with a class is an instance of it; anything else in the annotation leaves it unknown."""
+        """A parameter annotated with a class is an instance of it; any other annotation leaves it unknown."""
         if type(annotation) is ir.Name or type(annotation) is ir.Attr:
             above = binding.scope.parent or binding.scope
             for found in self.dotted(annotation, Where(above, binding.scope.spot), depth + 1):
-                if found[:1] != "?" and found.rpartition(".")[2][:1].isupper() and found.rpartition(".")[2] not in _VAGUE:
+                if (
+                    found[:1] != "?"
+                    and found.rpartition(".")[2][:1].isupper()
+                    and found.rpartition(".")[2] not in _VAGUE
+                ):
                     yield found + "()"
                     return
         yield f"?{name}"
@@ -131,7 +136,11 @@ class Names:
                     found = True
                     yield name
         if not found:
-            yield f"{self.outline.module}.{owner.qualname}.{expr.name}" if expr.name in owner.binds else f"?self.{expr.name}"
+            yield (
+                f"{self.outline.module}.{owner.qualname}.{expr.name}"
+                if expr.name in owner.binds
+                else f"?self.{expr.name}"
+            )
 
     def _result(self, expr: ir.Call, where: Where, depth: int) -> Iterator[str]:
         for name in self.dotted(expr.func, where, depth + 1):
@@ -168,7 +177,11 @@ class Names:
                 scope = scope.outside[name]
             found = scope.binds.get(name)
             if found:
-                return _reaching(found, where) if scope is where.scope and where.spot is not None else list(reversed(found))
+                return (
+                    _reaching(found, where)
+                    if scope is where.scope and where.spot is not None
+                    else list(reversed(found))
+                )
         return []
 
     def callees(self, func: ir.Expr, where: Where, depth: int = 0) -> list[Callee]:
@@ -223,7 +236,9 @@ class Names:
         elif type(expr) is ir.Attr and type(expr.obj) is ir.Name:
             owner = self_class(expr.obj.id, where.scope)
             if owner is not None:
-                bindings = owner.attrs.get(expr.name, []) + [b for b in owner.binds.get(expr.name, ()) if b.kind == "value"]
+                bindings = owner.attrs.get(expr.name, []) + [
+                    b for b in owner.binds.get(expr.name, ()) if b.kind == "value"
+                ]
         held = [one for one in bindings if one.kind == "value" and one.value is not None]
         if not held:
             yield expr, where
@@ -257,5 +272,9 @@ def arguments(call: ir.Call, where: Where) -> tuple[Argument, ...]:
 _PARTIALS = frozenset({"functools.partial", "partial"})
 _TRANSPARENT = frozenset({"typing.cast", "typing_extensions.cast"})
 _DEVICE_MODULES = frozenset({"torch.get_device_module", "torch.utils.backend_registration._get_device_module"})
-_BUILTINS = frozenset({"getattr", "super", "dict", "list", "tuple", "isinstance", "hasattr", "setattr", "type", "partial"})
-_VAGUE = frozenset({"Any", "Optional", "Union", "Callable", "Literal", "Type", "Sequence", "Iterable", "List", "Dict", "Tuple"})
+_BUILTINS = frozenset(
+    {"getattr", "super", "dict", "list", "tuple", "isinstance", "hasattr", "setattr", "type", "partial"}
+)
+_VAGUE = frozenset(
+    {"Any", "Optional", "Union", "Callable", "Literal", "Type", "Sequence", "Iterable", "List", "Dict", "Tuple"}
+)

@@ -1,140 +1,15 @@
 """One file, indexed for the search: scopes with what binds each name, and every call with the place where it stands.
 
-A `Spot` is a statement in its block, linked to the blocks around it up to the function's own; "what runs after this line
-until the capture ends" is then a walk along spots. Nothing is resolved here.
+Nothing is resolved here; `names.py` does that, and only for the few calls that may capture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any
 
 from graphlint import ir
-
-Block = tuple[ir.Stmt, ...]
-
-
-class Spot:
-    """Where a statement stands: `block[index]`, inside the statement of `outer` (None: directly in the function)."""
-
-    __slots__ = ("block", "index", "outer")
-
-    def __init__(self, block: Block, index: int, outer: Spot | None) -> None:
-        self.block = block
-        self.index = index
-        self.outer = outer
-
-    @property
-    def stmt(self) -> ir.Stmt:
-        return self.block[self.index]
-
-    @property
-    def rest(self) -> Block:
-        """The statements after this one in its block."""
-        return self.block[self.index + 1 :]
-
-    def around(self) -> Iterator[Spot]:
-        """This spot, then the spots of the statements around it, inside the same function."""
-        spot: Spot | None = self
-        while spot is not None:
-            yield spot
-            spot = spot.outer
-
-
-class Binding:
-    """One thing that gives a name its value. `kind`: import, value, param, loop, function, class, opaque."""
-
-    __slots__ = ("dotted", "func", "kind", "row", "scope", "spot", "value")
-
-    def __init__(
-        self,
-        kind: str,
-        scope: Scope,
-        spot: Spot | None,
-        row: int,
-        value: ir.Expr | None = None,
-        dotted: str = "",
-        func: ir.Function | ir.Class | ir.Param | None = None,
-    ) -> None:
-        self.kind = kind
-        self.scope = scope
-        self.spot = spot
-        self.row = row
-        self.value = value
-        self.dotted = dotted
-        self.func = func
-
-
-class Scope:
-    """A module, class, function or lambda. `stores` are `name["key"] = value` and `name.update(...)` seen in it."""
-
-    __slots__ = ("attrs", "binds", "cls", "func", "kind", "outside", "parent", "qualname", "returns", "spot", "stores")
-
-    def __init__(self, kind: str, qualname: str, parent: Scope | None, spot: Spot | None) -> None:
-        self.kind = kind
-        self.qualname = qualname
-        self.parent = parent
-        self.spot = spot  # where its definition stands
-        self.func: ir.Function | None = None
-        self.cls: ir.Class | None = None
-        self.binds: dict[str, list[Binding]] = {}
-        self.attrs: dict[str, list[Binding]] = {}  # of a class: `self.name = value` in any method
-        self.stores: dict[str, list[tuple[str, ir.Expr, Spot]]] = {}
-        self.outside: dict[str, Scope] = {}  # names declared global or nonlocal
-        self.returns: list[tuple[ir.Expr, Spot]] = []
-
-    def function(self) -> Scope | None:
-        """The innermost function around (or this scope itself); a lambda belongs to the function it stands in."""
-        scope: Scope | None = self
-        while scope is not None and (scope.kind != "function" or scope.func is None or scope.func.name == "<lambda>"):
-            scope = scope.parent
-        return scope
-
-    def owner_class(self) -> Scope | None:
-        """The class whose method this scope is, or stands in."""
-        scope: Scope | None = self
-        while scope is not None and scope.kind != "class":
-            scope = scope.parent
-        return scope
-
-    def chain(self) -> Iterator[Scope]:
-        scope: Scope | None = self
-        while scope is not None:
-            yield scope
-            scope = scope.parent
-
-
-class CallSite:
-    """A call: where it stands, what it decorates, and the call it is applied in (`compile(mode=m)(fn)`)."""
-
-    __slots__ = ("applied", "call", "decorates", "scope", "spot")
-
-    def __init__(self, call: ir.Call, scope: Scope, spot: Spot) -> None:
-        self.call = call
-        self.scope = scope
-        self.spot = spot
-        self.decorates: ir.Function | ir.Class | None = None
-        self.applied: ir.Call | None = None
-
-
-class DecoratorSite:
-    """A decorator without parentheses."""
-
-    __slots__ = ("decorates", "expr", "scope", "spot")
-
-    def __init__(self, expr: ir.Expr, decorates: ir.Function | ir.Class, scope: Scope, spot: Spot) -> None:
-        self.expr = expr
-        self.decorates = decorates
-        self.scope = scope
-        self.spot = spot
-
-
-class WithSite:
-    __slots__ = ("scope", "spot", "stmt")
-
-    def __init__(self, stmt: ir.With, scope: Scope, spot: Spot) -> None:
-        self.stmt = stmt
-        self.scope = scope
-        self.spot = spot
+from graphlint.regions.scopes import Binding, Block, CallSite, DecoratorSite, Scope, Spot, WithSite, self_class
 
 
 class Outline:
@@ -149,6 +24,7 @@ class Outline:
         self.calls: list[CallSite] = []
         self.withs: list[WithSite] = []
         self.decorators: list[DecoratorSite] = []
+        self.tests: list[tuple[ir.Expr, Scope, Spot]] = []  # what `if` and `while` ask
         self.by_node: dict[int, Scope] = {}  # id of a Function or Class -> its scope
         self._walk(summary.body, self.top, None)
 
@@ -178,7 +54,7 @@ class Outline:
             kind = "value" if value is not None else "opaque"
             _bind(scope, target.id, Binding(kind, scope, spot, row, value))
         elif type(target) is ir.Attr and type(target.obj) is ir.Name:
-            owner = _self_class(target.obj.id, scope)
+            owner = self_class(target.obj.id, scope)
             if owner is not None and value is not None:
                 owner.attrs.setdefault(target.name, []).append(Binding("value", scope, spot, row, value))
         elif type(target) is ir.Subscript and type(target.obj) is ir.Name and type(target.index) is ir.Const:
@@ -187,7 +63,7 @@ class Outline:
         elif type(target) is ir.Sequence:
             paired = type(value) is ir.Sequence and len(value.items) == len(target.items)
             values = value.items if paired and type(value) is ir.Sequence else (None,) * len(target.items)
-            for item, part in zip(target.items, values):
+            for item, part in zip(target.items, values, strict=True):
                 self._target(item, part, scope, spot)
         elif type(target) is ir.Star:
             self._target(target.value, None, scope, spot)
@@ -204,6 +80,7 @@ class Outline:
                 stores += [(word.name, word.value, spot) for word in call.keywords if word.name]
 
     def _if(self, stmt: ir.If | ir.While, scope: Scope, spot: Spot) -> None:
+        self.tests.append((stmt.test, scope, spot))
         self._expr(stmt.test, scope, spot)
         self._walk(stmt.body, scope, spot)
         self._walk(stmt.orelse, scope, spot)
@@ -252,7 +129,9 @@ class Outline:
         for name in stmt.names:
             target = self.top
             if stmt.kind == "nonlocal":
-                outer = [one for one in scope.chain() if one is not scope and one.kind == "function" and name in one.binds]
+                outer = [
+                    one for one in scope.chain() if one is not scope and one.kind == "function" and name in one.binds
+                ]
                 target = outer[0] if outer else self.top
             scope.outside[name] = target
 
@@ -326,14 +205,14 @@ class Outline:
         calls = self.calls
         stack: list[ir.Expr] = [expr]
         while stack:
-            node = stack.pop()
+            node: Any = stack.pop()
             kind = type(node)
             if kind is ir.Name or kind is ir.Const:
                 continue
             if kind is ir.Attr:
-                stack.append(node.obj)  # type: ignore[union-attr]
+                stack.append(node.obj)
             elif kind is ir.Call:
-                self._call(node, calls, stack, scope, spot)  # type: ignore[arg-type]
+                self._call(node, calls, stack, scope, spot)
             else:
                 _PARTS[kind](self, node, stack, scope, spot)
 
@@ -354,35 +233,21 @@ class Outline:
             stack.append(word.value)
 
 
+_Push = Callable[["Outline", Any, "list[ir.Expr]", Scope, Spot], None]
+
+
 def _bind(scope: Scope, name: str, binding: Binding) -> None:
     target = scope.outside.get(name, scope)
     target.binds.setdefault(name, []).append(binding)
 
 
-def _self_class(name: str, scope: Scope) -> Scope | None:
-    """The class whose instance `name` is: the first parameter of a method, seen from that method or inside it."""
-    for one in scope.chain():
-        if one.kind != "function" or one.func is None:
-            continue
-        if name in one.binds:
-            params = one.func.params
-            is_method = one.parent is not None and one.parent.kind == "class"
-            return one.parent if is_method and params and params[0].name == name else None
-    return None
-
-
-self_class = _self_class
-
-
-def _parts_of(*names: str):  # type: ignore[no-untyped-def]
-    def push(outline: Outline, node: ir.Expr, stack: list[ir.Expr], scope: Scope, spot: Spot) -> None:
+def _parts_of(*names: str) -> _Push:
+    def push(outline: Outline, node: Any, stack: list[ir.Expr], scope: Scope, spot: Spot) -> None:
         for name in names:
             part = getattr(node, name)
-            if part is None:
-                continue
             if isinstance(part, tuple):
                 stack.extend([one for one in part if one is not None])
-            else:
+            elif part is not None:
                 stack.append(part)
 
     return push
@@ -417,7 +282,7 @@ def _walrus(outline: Outline, node: ir.Walrus, stack: list[ir.Expr], scope: Scop
     stack.append(node.value)
 
 
-_PARTS = {
+_PARTS: dict[type, _Push] = {
     ir.Subscript: _parts_of("obj", "index"),
     ir.Slice: _parts_of("low", "high", "step"),
     ir.Binary: _parts_of("left", "right"),
@@ -436,7 +301,7 @@ _PARTS = {
     ir.Walrus: _walrus,
 }
 
-_HANDLERS = {
+_HANDLERS: dict[type, Callable[[Outline, Any, Scope, Spot], None]] = {
     ir.Assign: Outline._assign,
     ir.AugAssign: Outline._augment,
     ir.Do: Outline._do,

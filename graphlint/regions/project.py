@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from graphlint import ir
 from graphlint.regions import anchors
 from graphlint.regions.derive import Deriver
-from graphlint.regions.facts import Facts, Wrapper
+from graphlint.regions.facts import Facts
 from graphlint.regions.region import Region
 from graphlint.regions.search import FileSearch, Found
 
@@ -55,7 +55,7 @@ class Search:
 
     def _known_to(self, search: FileSearch) -> int:
         """A number that changes when a fact appears that this file mentions."""
-        return hash(frozenset(self.facts.versions(search.terminals)))
+        return hash(frozenset(self.facts.versions(search.mentions)))
 
     def regions(self) -> list[Region]:
         """Every region, by file and row, each once."""
@@ -134,6 +134,3 @@ def find_all(
 def _add(search: Search, summary: ir.Summary | None) -> None:
     if summary is not None:
         search.add(summary)
-
-
-__all__ = ["Search", "Wrapper", "definition", "find", "find_all"]
