@@ -63,14 +63,23 @@ def _holds(text: str, spelling: str) -> bool:
 
 def mentions(text: str, names: Iterable[str]) -> bool:
     """Whether `text` holds one of `names` (dotted names count by their last part)."""
-    return any(name.rpartition(".")[2] in text for name in names)
+    return any(all(part in text for part in _telling(name)) for name in names)
+
+
+def _telling(name: str) -> list[str]:
+    """The parts of a dotted name that its users write: the last one, and the class before it."""
+    parts = name.split(".")[-2:]
+    return parts if len(parts) == 2 and parts[0][:1].isupper() else parts[-1:]
 
 
 def calls(text: str, names: Iterable[str]) -> bool:
     """Whether `text` seems to call, subclass or decorate with one of `names`; a definition or import alone does not."""
     for name in names:
         if name in text and (
-            f"{name}(" in text.replace(f"def {name}(", "") or f"({name}" in text or f"@{name}" in text
+            f"{name}(" in text.replace(f"def {name}(", "")
+            or f"({name}" in text
+            or f"@{name}" in text
+            or f"{name} as " in text
         ):
             return True
     return False

@@ -43,6 +43,7 @@ class Facts:
         self.wrappers: dict[str, Wrapper] = {}
         self.methods: dict[str, str] = {}  # distinctive method names of contexts, for receivers of unknown type
         self.terminals: set[str] = set()
+        self.declared: set[str] = set()
         self.size = 0
         self._alias: dict[tuple[str, str], str | None] = {}
 
@@ -73,9 +74,17 @@ class Facts:
 
     def declare(self, name: str) -> None:
         """A name that the configuration says captures: in a `with`, as a decorator, or called with a callable."""
+        self.declared.add(name)
         self.contexts[name] = "graph"
         self.wrappers[name] = Wrapper("wrapper", (Parameter("fn", 0),), decorates=True)
         self._grew(name.rpartition(".")[2])
+
+    def withdraw(self, name: str) -> None:
+        """A declared name that turned out to be no helper."""
+        self.contexts.pop(name, None)
+        self.wrappers.pop(name, None)
+        self.size += 1
+        self._alias.clear()
 
     def callable_names(self) -> set[str]:
         """The names by which other files may call what was found."""

@@ -189,9 +189,9 @@ class Outline:
         self, decorators: tuple[ir.Expr, ...], node: ir.Function | ir.Class, scope: Scope, spot: Spot
     ) -> None:
         for decorator in decorators:
-            if type(decorator) is ir.Call:
-                start = len(self.calls)
-                self._expr(decorator, scope, spot)
+            start = len(self.calls)
+            self._expr(decorator, scope, spot)
+            if type(decorator) is ir.Call and not is_partial(decorator):
                 for site in self.calls[start:]:
                     if site.call is decorator:
                         site.decorates = node
@@ -231,6 +231,14 @@ class Outline:
         stack.extend(node.args)
         for word in node.keywords:
             stack.append(word.value)
+
+
+def is_partial(expr: ir.Expr) -> bool:
+    """Whether `expr` is written as `partial(f, ...)`."""
+    if type(expr) is not ir.Call or not expr.args:
+        return False
+    func = expr.func
+    return (type(func) is ir.Attr and func.name == "partial") or (type(func) is ir.Name and func.id == "partial")
 
 
 _Push = Callable[["Outline", Any, "list[ir.Expr]", Scope, Spot], None]

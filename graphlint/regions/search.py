@@ -11,7 +11,7 @@ from graphlint.regions.calls import Calls, Capture
 from graphlint.regions.contexts import Contexts, Opened
 from graphlint.regions.facts import Facts
 from graphlint.regions.names import Argument, Names, Where
-from graphlint.regions.outline import Outline
+from graphlint.regions.outline import Outline, is_partial
 from graphlint.regions.region import Region
 from graphlint.regions.scopes import Binding, CallSite, DecoratorSite, Scope, Spot
 from graphlint.regions.text import listing, render
@@ -38,6 +38,7 @@ class FileSearch:
         self.contexts = Contexts(self.outline, self.names, facts, follow)
         self.calls = Calls(self.outline, self.names, facts, follow)
         self._aliases = self._held_by_names()
+        self._declared = {id(scope) for scope in self.outline.scopes if self._is_declared(scope)}
         self.mentions = {terminal(site.call.func) for site in self.outline.calls}
         self.mentions |= {terminal(site.expr) for site in self.outline.decorators}
         self.mentions |= {terminal(base) for scope in self.outline.scopes if scope.cls for base in scope.cls.bases}
@@ -45,13 +46,15 @@ class FileSearch:
 
     def found(self) -> list[Found]:
         """Every region of the file, by row."""
-        out: list[Found] = []
+        out = [self._whole(scope) for scope in self.outline.scopes if id(scope) in self._declared]
+        entered: set[int] = set()
         for site in self.outline.withs:
             opened = self.contexts.opened_by(site)
             if opened is not None:
+                entered.add(id(opened.context.call))
                 out.append(self._opened(opened, site.scope, site.spot))
         for call in self.outline.calls:
-            if self._interesting(terminal(call.call.func)):
+            if id(call.call) not in entered and self._interesting(terminal(call.call.func)):
                 found = self._call(call)
                 if found is not None:
                     out.append(found)
@@ -83,7 +86,36 @@ class FileSearch:
         binds = [one for scope in self.outline.scopes for bindings in scope.binds.values() for one in bindings]
         return {one.dotted.rpartition(".")[2] for one in binds if one.kind == "import"}
 
+    def _is_declared(self, scope: Scope) -> bool:
+        """A function that the configuration names and that is no helper: its own body is what is captured."""
+        name = f"{self.outline.module}.{scope.qualname}"
+        if scope.func is None or name not in self.facts.declared or scope.func.is_generator:
+            return False
+        params = {param.name for param in scope.func.params}
+        called = {
+            site.call.func.id
+            for site in self.outline.calls
+            if _within(site.scope, scope) and type(site.call.func) is ir.Name
+        }
+        if params & called or any(one.parent is scope for one in self.outline.scopes):
+            return False
+        self.facts.withdraw(name)
+        return True
+
     # -- by form
+
+    def _whole(self, scope: Scope) -> Found:
+        assert scope.func is not None and scope.parent is not None and scope.spot is not None
+        region = self._region(
+            scope.parent,
+            scope.spot.stmt,
+            (scope.func.at[0], scope.func.at[2]),
+            kind="wrapper",
+            api="[tool.graphlint] regions",
+            captured=scope.func.qualname,
+            decorated=scope.func,
+        )
+        return Found(region, scope.parent, scope.spot)
 
     def _call(self, site: CallSite) -> Found | None:
         name = terminal(site.call.func)
@@ -252,9 +284,13 @@ def terminal(func: ir.Expr) -> str:
         return func.name
     if type(func) is ir.Name:
         return func.id
-    if type(func) is ir.Call and func.args and terminal(func.func) == "partial":
+    if type(func) is ir.Call and is_partial(func):
         return terminal(func.args[0])
     return ""
+
+
+def _within(scope: Scope, outer: Scope) -> bool:
+    return any(one is outer for one in scope.chain())
 
 
 def _renames(binding: Binding, name: str) -> bool:
