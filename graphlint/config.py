@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from graphlint import rulebook
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -199,9 +201,30 @@ def _strings(value: Any) -> tuple[str, ...]:
 
 
 def _selectors(value: Any) -> tuple[str, ...]:
-    from graphlint.selection import check_selectors
+    """The selectors as given, spaces removed. Raises ValueError for one that stands for no rule."""
+    wanted = tuple(part.strip() for part in _strings(value) if part.strip())
+    known = _known() if any(not _plain(part) for part in wanted) else set()
+    for part in wanted:
+        if (
+            _plain(part)
+            or part in known
+            or any(code.startswith(part.upper()) for code in known if code.startswith("CG"))
+        ):
+            continue
+        close = difflib.get_close_matches(part, known, 1)
+        raise ValueError(
+            f"names no rule `{part}`; " + (f"did you mean `{close[0]}`?" if close else "`graphlint rules` lists them")
+        )
+    return wanted
 
-    return check_selectors(_strings(value))
+
+def _plain(selector: str) -> bool:
+    return selector.upper() in ("ALL", "CG") or selector in rulebook.SEVERITIES or selector in rulebook.FAMILIES
+
+
+def _known() -> set[str]:
+    book = rulebook.load()
+    return {*book.by_name, *book.by_code}
 
 
 def _flag(value: Any) -> bool:

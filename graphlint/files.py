@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from graphlint.findings import Problem
 
 MAX_BYTES = 32 << 20  # nobody writes such a file by hand; it would take minutes and gigabytes to read
+MAX_BRACKETS = 200  # no Python accepts more
 _INSTALLED = ("site-packages", "dist-packages")  # what lies there is somebody else's project
 
 
@@ -235,6 +237,15 @@ def encoding_of(data: bytes) -> str:
     import tokenize  # 5 ms, needed for one file in a thousand
 
     return tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+
+
+def bracket_depth(text: str) -> int:
+    """How deep brackets are nested, strings and comments not told apart; ask before libcst, whose parser overflows the stack."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[()\[\]{}]", text):
+        depth += 1 if bracket in "([{" else -1
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def shown(file: str) -> str:

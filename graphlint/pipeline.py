@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from graphlint import cache, config, discover, selection, suppress
+from graphlint import cache, config, discover, files, selection, suppress
 from graphlint.config import Config
 from graphlint.discover import Stdin
 from graphlint.files import Source, Sources
@@ -137,6 +137,8 @@ def syntax_problem(source: Source) -> Problem | None:
 
 
 def _newer_syntax(text: str) -> bool:
+    if files.bracket_depth(text) > files.MAX_BRACKETS:
+        return False
     import libcst  # 0.3 s, for files that this Python refuses
 
     try:

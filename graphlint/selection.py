@@ -6,44 +6,14 @@ more exact selector wins; of two equally exact ones, `ignore` does.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import os
 import re
-from collections.abc import Iterable
 
-from graphlint import rulebook
 from graphlint.config import Config
 from graphlint.findings import Finding
 
 _NONE = -1
-
-
-def check_selectors(selectors: Iterable[str]) -> tuple[str, ...]:
-    """The selectors as given, spaces removed. Raises ValueError for one that stands for no rule."""
-    wanted = tuple(part.strip() for part in selectors if part.strip())
-    known = _known() if any(not _plain(part) for part in wanted) else set()
-    for part in wanted:
-        if (
-            _plain(part)
-            or part in known
-            or any(code.startswith(part.upper()) for code in known if code.startswith("CG"))
-        ):
-            continue
-        close = difflib.get_close_matches(part, known, 1)
-        raise ValueError(
-            f"names no rule `{part}`; " + (f"did you mean `{close[0]}`?" if close else "`graphlint rules` lists them")
-        )
-    return wanted
-
-
-def _plain(selector: str) -> bool:
-    return selector.upper() in ("ALL", "CG") or selector in rulebook.SEVERITIES or selector in rulebook.FAMILIES
-
-
-def _known() -> set[str]:
-    book = rulebook.load()
-    return {*book.by_name, *book.by_code}
 
 
 def exactness(selector: str, finding: Finding) -> int:
