@@ -1,4 +1,4 @@
-"""Where a program captures. A line marked `# region: KIND` must be reported with that kind, every other line must not."""
+"""Where a program captures. A line marked `# region: KIND` must be reported with that kind, any other line must not."""
 
 from __future__ import annotations
 
@@ -201,6 +201,26 @@ SPELLINGS = {
         with get_accelerator().capture_to_graph(g):  # region: graph
             y = model(x)
         """,
+    "property that returns it": """
+        import torch
+        class Runner:
+            @property
+            def capture(self):
+                return torch.cuda.graph(self.g)
+            def run(self, x):
+                with self.capture:  # region: graph
+                    return self.model(x)
+        """,
+    "context as a decorator": """
+        import contextlib, torch
+        @contextlib.contextmanager
+        def capture(g):
+            with torch.cuda.graph(g):  # region: graph
+                yield
+        @capture(g)  # region: graph
+        def step(x):
+            return model(x)
+        """,
     "class that begins and ends": """
         import torch
         class Segments:
@@ -334,6 +354,28 @@ SPELLINGS = {
             def test_it(self, mode):
                 f = torch.compile(model, mode=mode)  # region: compile
         """,
+    "compile helpers": """
+        from utils import compile_with_warmup
+        from functools import partial
+        f = compile_with_warmup(model, mode="reduce-overhead", warmup=3)  # region: compile
+        fast = partial(compile_with_warmup, mode="reduce-overhead")
+        f = fast(model)  # region: compile
+        """,
+    "compile by a field": """
+        import torch
+        from dataclasses import dataclass
+        @dataclass
+        class Config:
+            mode: str = "reduce-overhead"
+        def build(model, config: Config):
+            return torch.compile(model, mode=config.mode)  # region: compile
+        """,
+    "compile switched on for all": """
+        import torch
+        torch._inductor.config.triton.cudagraphs = True
+        f = torch.compile(model)  # region: compile
+        f = torch.compile(model, mode="default")
+        """,
     "known wrappers": """
         from tensordict.nn import CudaGraphModule
         from triton.testing import do_bench_cudagraph
@@ -393,6 +435,14 @@ SPELLINGS = {
         @static_capture(model, use_graphs=False)
         def evaluate(x):
             return x
+        """,
+    "method named by a string": """
+        import torch
+        def graph_method(obj, name):
+            fn = getattr(obj, name)
+            with torch.cuda.graph(g):  # region: graph
+                fn()
+        graph_method(decoder, "step")  # region: wrapper
         """,
     "own function": """
         import torch
@@ -490,6 +540,21 @@ LOOK_ALIKES = {
         f = torch.compile(model, mode=mode)
         f = torch.compile(model, **settings)
         p = re.compile("reduce-overhead")
+        """,
+    "other captures": """
+        from scapy.sniff import Sniffer
+        sniffer = Sniffer()
+        sniffer.begin_capture()
+        sniffer.end_capture()
+        camera.capture_begin()
+        with sound.ScopedCapture() as clip:
+            play()
+        """,
+    "compile settings that are no call of a compiler": """
+        from utils import CompileConfig, compile_with_warmup
+        config = CompileConfig(mode="reduce-overhead")
+        settings = compile_settings(mode="reduce-overhead")
+        f = compile_with_warmup(model, mode="default")
         """,
     "refused by the wrapper": """
         import pytest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 DEVICES = frozenset(
@@ -81,7 +82,7 @@ def context_kind(name: str) -> str | None:
     if last == "graph":
         return _graph_kind(base)
     if last == "ScopedCapture":
-        return "warp"
+        return "warp" if base.lstrip("?").partition(".")[0] in ("warp", "wp") else None
     if last == "capture_to_graph" and base.endswith("get_accelerator()"):
         return "graph"  # DeepSpeed's accelerator abstraction
     return None
@@ -103,16 +104,25 @@ def instance_kind(name: str) -> str | None:
     return "other-backend" if name == "torch.accelerator.Graph()" else None
 
 
-def begin_kind(name: str, terminal: str) -> str:
-    """`manual`, or the backend whose capture a begin call opens."""
-    if terminal == "begin_capture":
-        return "cupy"
+def begin_kind(name: str, terminal: str, packages: Collection[str]) -> str | None:
+    """What a begin call captures for: `manual` for torch and CUDA's own APIs, or a backend; None when it is no capture.
+
+    Other programs begin captures too, of packets or of sound: the file must import (`packages`) what would capture a
+    graph, or the receiver must speak of one.
+    """
     root = name.lstrip("?").partition(".")[0]
-    if terminal == "capture_begin" and root in ("warp", "wp"):
+    if "StreamBeginCapture" in terminal:
+        return "manual"
+    if terminal == "begin_capture":
+        return "cupy" if "cupy" in packages else None
+    if root in ("warp", "wp"):
         return "warp"
-    return (
-        "other-backend" if any(one in name for one in ("HPUGraph", "NPUGraph", "XPUGraph", "MUSAGraph")) else "manual"
-    )
+    if any(graph in name for graph in ("HPUGraph", "NPUGraph", "XPUGraph", "MUSAGraph")):
+        return "other-backend"
+    return "manual" if "graph" in name.lower() or _CAPTURING & set(packages) else None
+
+
+_CAPTURING = frozenset({"torch", "torch_npu", "habana_frameworks"})
 
 
 def external(name: str) -> External | None:

@@ -64,8 +64,7 @@ class Calls:
         given = arguments(site.call, where)
         verdict = self.compiled.verdict(callee, given)
         if verdict is not None:
-            values = taken(("model",), given) or self._receiver(site, callee, where)
-            return Capture("compile", callee.name, values, verdict.certain, True) if verdict.records else None
+            return self._compiled(site, callee, given, where, verdict.certain) if verdict.records else None
         every = [one for argument in (*callee.bound, *given) for one in self._spread(argument)]
         wrapper = self._wrapper(callee)
         if wrapper is not None:
@@ -77,11 +76,19 @@ class Calls:
         canonical = self.facts.canonical(callee.name, self.path, self.follow)
         return self.facts.wrappers.get(canonical) if canonical is not None else None
 
-    def _receiver(self, site: CallSite, callee: Callee, where: Where) -> tuple[Argument, ...]:
-        """`model.compile(mode=...)` captures the model."""
+    def _compiled(
+        self, site: CallSite, callee: Callee, given: tuple[Argument, ...], where: Where, certain: bool
+    ) -> Capture | None:
+        values = taken(("model",), given)
         func = site.call.func
-        own = type(func) is ir.Attr and callee.name.endswith(".compile") and not callee.name.startswith("torch.")
-        return (Argument("", func.obj, where),) if own and type(func) is ir.Attr else ()
+        if not values and not callee.name.startswith("torch."):
+            if type(func) is ir.Attr and func.name == "compile":  # model.compile(mode=...)
+                values = (Argument("", func.obj, where),)
+            elif site.decorates is None and site.applied is None:
+                return None  # a helper that is given settings only
+        if any(type(one.value) is ir.Const for one in values):
+            return None
+        return Capture("compile", callee.name, values, certain, True)
 
     def _known(self, site: CallSite, callee: Callee, known: apis.External, given: list[Argument]) -> Capture | None:
         switch = self._switch(given)

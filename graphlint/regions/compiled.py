@@ -16,6 +16,14 @@ _COMPILE = frozenset({"torch.compile", "torch.compiler.compile"})
 _OPTIMIZE = frozenset({"torch._dynamo.optimize", "torch._dynamo.eval_frame.optimize"})
 
 
+def _compiles_too(name: str) -> bool:
+    """`model.compile`, and helpers that hand the same keywords on (`compile_with_warmup`); no other compiler."""
+    last = name.rpartition(".")[2]
+    return (
+        "compile" in last and last.islower() and name.partition(".")[0] not in ("re", "regex", "torch", "triton", "jax")
+    )
+
+
 class Verdict(NamedTuple):
     """Whether a compile call records graphs, and whether every way through the program does."""
 
@@ -38,13 +46,9 @@ class Compiled:
             return self._compile(given)
         if callee.name in _OPTIMIZE:
             return self._option(self._named(given, "backend", 0), {"cudagraphs"})
-        if callee.name.endswith(".compile") and callee.name.partition(".")[0] not in ("re", "torch", "regex", "triton"):
-            verdict = self._compile(given)  # nn.Module.compile
-            return (
-                verdict
-                if verdict.records and any(one.name in ("mode", "options", "backend", "**") for one in given)
-                else None
-            )
+        if _compiles_too(callee.name) and any(one.name in ("mode", "options", "backend", "**") for one in given):
+            verdict = self._compile(given)
+            return verdict if verdict.records else None
         return None
 
     def _compile(self, given: list[Argument]) -> Verdict:

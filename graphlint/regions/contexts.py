@@ -76,10 +76,15 @@ class Contexts:
 
     def _instance(self, expr: ir.Expr, where: Where) -> Context | None:
         for name in self.names.dotted(expr, where):
-            kind = apis.instance_kind(name)
+            kind = apis.instance_kind(name) or self._property_kind(name)
             if kind is not None:
-                return Context(kind, name.removesuffix("()"), None)
+                return Context(kind, render(expr), None)
         return None
+
+    def _property_kind(self, name: str) -> str | None:
+        """The kind of `with self.capture:` where a property returns the context."""
+        canonical = self.facts.canonical(name, self.outline.summary.path, self.follow)
+        return self.facts.contexts.get(canonical) if canonical in self.facts.properties else None
 
     def _of_call(self, call: ir.Call, where: Where, depth: int) -> Context | None:
         callees = self.names.callees(call.func, where)

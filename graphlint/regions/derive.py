@@ -17,8 +17,7 @@ from graphlint.regions.names import Where
 from graphlint.regions.roots import Root, Roots
 from graphlint.regions.scopes import Scope, self_class
 from graphlint.regions.search import FileSearch, Found
-
-_DEPTH = 5
+from graphlint.regions.text import render
 
 
 class Deriver:
@@ -59,17 +58,20 @@ class Deriver:
                 kind = "graph" if region.kind == "manual" else region.kind
                 self.facts.add_context(self._name(scope.parent), kind, method=False)
 
-    def _reached(self, cls: Scope, start: object, depth: int = 0) -> set[str]:
+    def _reached(self, cls: Scope, start: object) -> set[str]:
         """The methods of the class that `start` runs on `self`, itself included."""
-        scope = self.search.outline.by_node.get(id(start))
-        if scope is None or scope.func is None or depth > _DEPTH:
-            return set()
-        names = {scope.func.name}
-        for site in self.search.outline.calls:
-            func = site.call.func
-            if site.scope is scope and type(func) is ir.Attr and type(func.obj) is ir.Name and func.name in cls.binds:
-                if self_class(func.obj.id, scope) is cls and func.name not in names:
-                    names |= self._reached(cls, cls.binds[func.name][0].func, depth + 1)
+        names: set[str] = set()
+        waiting = [start]
+        while waiting:
+            scope = self.search.outline.by_node.get(id(waiting.pop()))
+            if scope is None or scope.func is None or scope.func.name in names:
+                continue
+            names.add(scope.func.name)
+            for site in scope.calls:
+                func = site.call.func
+                if type(func) is ir.Attr and type(func.obj) is ir.Name and func.name in cls.binds:
+                    if self_class(func.obj.id, scope) is cls:
+                        waiting.append(cls.binds[func.name][0].func)
         return names
 
     def _factories(self) -> None:
@@ -83,6 +85,8 @@ class Deriver:
                 context = self.search.contexts.of(value, Where(scope, spot))
                 if context is not None:
                     self.facts.add_context(self._name(scope), context.kind, method=_is_method(scope))
+                    if any("property" in render(one) for one in scope.func.decorators):
+                        self.facts.properties.add(self._name(scope))
 
     def _classes(self, found: list[Found]) -> None:
         """Subclasses of contexts and wrappers, and classes that say by name that they manage graphs."""

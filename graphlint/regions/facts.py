@@ -43,6 +43,7 @@ class Facts:
         self.wrappers: dict[str, Wrapper] = {}
         self.methods: dict[str, str] = {}  # distinctive method names of contexts, for receivers of unknown type
         self.terminals: set[str] = set()
+        self.properties: set[str] = set()  # contexts that are read, not called
         self.declared: set[str] = set()
         self.size = 0
         self._alias: dict[tuple[str, str], str | None] = {}

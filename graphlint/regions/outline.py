@@ -80,9 +80,14 @@ class Outline:
                 stores += [(word.name, word.value, spot) for word in call.keywords if word.name]
 
     def _if(self, stmt: ir.If | ir.While, scope: Scope, spot: Spot) -> None:
-        self.tests.append((stmt.test, scope, spot))
-        self._expr(stmt.test, scope, spot)
-        self._walk(stmt.body, scope, spot)
+        while True:
+            self.tests.append((stmt.test, scope, spot))
+            self._expr(stmt.test, scope, spot)
+            self._walk(stmt.body, scope, spot)
+            if len(stmt.orelse) != 1 or not isinstance(stmt.orelse[0], ir.If):
+                break
+            spot = Spot(stmt.orelse, 0, spot)  # an `elif`: generated code has thousands of them
+            stmt = stmt.orelse[0]
         self._walk(stmt.orelse, scope, spot)
 
     def _for(self, stmt: ir.For, scope: Scope, spot: Spot) -> None:
@@ -219,6 +224,7 @@ class Outline:
     def _call(self, node: ir.Call, calls: list[CallSite], stack: list[ir.Expr], scope: Scope, spot: Spot) -> None:
         site = CallSite(node, scope, spot)
         calls.append(site)
+        scope.calls.append(site)
         func = node.func
         if type(func) is ir.Call:
             start = len(calls)
@@ -239,6 +245,17 @@ def is_partial(expr: ir.Expr) -> bool:
         return False
     func = expr.func
     return (type(func) is ir.Attr and func.name == "partial") or (type(func) is ir.Name and func.id == "partial")
+
+
+def terminal(func: ir.Expr) -> str:
+    """The last part of what is called, as written; for a partial called at once, that of the function inside."""
+    if type(func) is ir.Attr:
+        return func.name
+    if type(func) is ir.Name:
+        return func.id
+    if type(func) is ir.Call and is_partial(func):
+        return terminal(func.args[0])
+    return ""
 
 
 _Push = Callable[["Outline", Any, "list[ir.Expr]", Scope, Spot], None]

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from graphlint import ir
 from graphlint.regions.names import Names, Where
-from graphlint.regions.outline import Outline
+from graphlint.regions.outline import Outline, terminal
 from graphlint.regions.scopes import Scope, self_class
 
 _DEPTH = 5
+_HANDS_ON = frozenset({"getattr", "partial", "MethodType", "wraps"})
 _RUN = frozenset({"forward", "__call__", "step", "run", "apply"})  # methods that run an object as a whole
 
 
@@ -27,6 +28,7 @@ class Roots:
     def __init__(self, outline: Outline, names: Names) -> None:
         self.outline = outline
         self.names = names
+        self._bodies: dict[int, tuple[Root, ...]] = {}
 
     def of(self, expr: ir.Expr, where: Where, depth: int = 0) -> Iterator[Root]:
         """The parameters that a captured callable comes from."""
@@ -46,8 +48,10 @@ class Roots:
         elif type(expr) is ir.Sequence:
             for item in expr.items:
                 yield from self.of(item, where, depth + 1)
+        elif type(expr) is ir.Call and expr.args and terminal(expr.func) in _HANDS_ON:
+            yield from self.of(expr.args[0], where, depth + 1)
         elif type(expr) is ir.Lambda:
-            yield from self._body_roots(self.outline.scope_of(expr.func), depth)
+            yield from self._body_roots(self.outline.scope_of(expr.func))
 
     def _attr_roots(self, expr: ir.Attr, where: Where, depth: int) -> Iterator[Root]:
         owner = self_class(expr.obj.id, where.scope) if type(expr.obj) is ir.Name else None
@@ -60,7 +64,7 @@ class Roots:
                 yield from self.of(binding.value, Where(binding.scope, binding.spot), depth + 1)
         for binding in owner.binds.get(expr.name, ()):
             if binding.kind == "function" and isinstance(binding.func, ir.Function):
-                yield from self._body_roots(self.outline.scope_of(binding.func), depth)
+                yield from self._body_roots(self.outline.scope_of(binding.func))
 
     def _name_roots(self, name: str, where: Where, depth: int) -> Iterator[Root]:
         if self_class(name, where.scope) is not None:
@@ -76,7 +80,7 @@ class Roots:
                 yield from self._loop_roots(binding.value, place, depth)
             elif binding.kind == "function" and isinstance(binding.func, ir.Function):
                 if binding.scope.kind == "function":  # a closure
-                    yield from self._body_roots(self.outline.scope_of(binding.func), depth)
+                    yield from self._body_roots(self.outline.scope_of(binding.func))
 
     def _loop_roots(self, source: ir.Expr, where: Where, depth: int) -> Iterator[Root]:
         if (
@@ -89,15 +93,17 @@ class Roots:
         else:
             yield from self.of(source, where, depth + 1)
 
-    def _body_roots(self, scope: Scope | None, depth: int) -> Iterator[Root]:
-        """The parameters outside `scope` that calls in its body come from."""
-        if scope is None or depth > _DEPTH:
-            return
-        for site in self.outline.calls:
-            if site.scope is scope:
-                for root in self.of(site.call.func, Where(scope, site.spot), depth + 2):
-                    if root.scope is not scope:
-                        yield root
+    def _body_roots(self, scope: Scope | None) -> tuple[Root, ...]:
+        """The parameters outside `scope` that calls in its body come from; each body is looked at once."""
+        if scope is None:
+            return ()
+        if id(scope) not in self._bodies:
+            self._bodies[id(scope)] = ()  # while it is being looked at: recursion adds nothing
+            calls = [self.of(site.call.func, Where(scope, site.spot), 1) for site in scope.calls]
+            self._bodies[id(scope)] = tuple(
+                {root: None for roots in calls for root in roots if root.scope is not scope}
+            )
+        return self._bodies[id(scope)]
 
 
 _DATA = ("Tensor", "int", "float", "bool", "str", "device", "Stream", "dtype", "Generator", "CUDAGraph", "None")

@@ -67,7 +67,20 @@ class Binding:
 class Scope:
     """A module, class, function or lambda. `stores` are `name["key"] = value` and `name.update(...)` seen in it."""
 
-    __slots__ = ("attrs", "binds", "cls", "func", "kind", "outside", "parent", "qualname", "returns", "spot", "stores")
+    __slots__ = (
+        "attrs",
+        "binds",
+        "calls",
+        "cls",
+        "func",
+        "kind",
+        "outside",
+        "parent",
+        "qualname",
+        "returns",
+        "spot",
+        "stores",
+    )
 
     def __init__(self, kind: str, qualname: str, parent: Scope | None, spot: Spot | None) -> None:
         self.kind = kind
@@ -81,6 +94,7 @@ class Scope:
         self.stores: dict[str, list[tuple[str, ir.Expr, Spot]]] = {}
         self.outside: dict[str, Scope] = {}  # names declared global or nonlocal
         self.returns: list[tuple[ir.Expr, Spot]] = []
+        self.calls: list[CallSite] = []
 
     def function(self) -> Scope | None:
         """The innermost function around (or this scope itself); a lambda belongs to the function it stands in."""

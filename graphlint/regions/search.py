@@ -11,7 +11,7 @@ from graphlint.regions.calls import Calls, Capture
 from graphlint.regions.contexts import Contexts, Opened
 from graphlint.regions.facts import Facts
 from graphlint.regions.names import Argument, Names, Where
-from graphlint.regions.outline import Outline, is_partial
+from graphlint.regions.outline import Outline, terminal
 from graphlint.regions.region import Region
 from graphlint.regions.scopes import Binding, CallSite, DecoratorSite, Scope, Spot
 from graphlint.regions.text import listing, render
@@ -41,8 +41,11 @@ class FileSearch:
         self._declared = {id(scope) for scope in self.outline.scopes if self._is_declared(scope)}
         self.mentions = {terminal(site.call.func) for site in self.outline.calls}
         self.mentions |= {terminal(site.expr) for site in self.outline.decorators}
+        self.mentions |= {terminal(item.context) for site in self.outline.withs for item in site.stmt.items}
         self.mentions |= {terminal(base) for scope in self.outline.scopes if scope.cls for base in scope.cls.bases}
-        self.mentions |= self._imported()
+        imported = self._imported()
+        self.mentions |= {name.rpartition(".")[2] for name in imported}
+        self._packages = {name.partition(".")[0] for name in imported} | {summary.module.partition(".")[0]}
 
     def found(self) -> list[Found]:
         """Every region of the file, by row."""
@@ -71,6 +74,7 @@ class FileSearch:
             or name in self.facts.terminals
             or name in self._aliases
             or "StreamBeginCapture" in name
+            or "compile" in name
         )
 
     def _held_by_names(self) -> set[str]:
@@ -84,7 +88,7 @@ class FileSearch:
 
     def _imported(self) -> set[str]:
         binds = [one for scope in self.outline.scopes for bindings in scope.binds.values() for one in bindings]
-        return {one.dotted.rpartition(".")[2] for one in binds if one.kind == "import"}
+        return {one.dotted for one in binds if one.kind == "import"}
 
     def _is_declared(self, scope: Scope) -> bool:
         """A function that the configuration names and that is no helper: its own body is what is captured."""
@@ -126,6 +130,10 @@ class FileSearch:
         if ending is not None:
             return self._begin(site, name, ending)
         capture = self.calls.judge(site)
+        if capture is None and site.decorates is not None:
+            context = self.contexts.of(site.call, Where(site.scope, site.spot))
+            if context is not None:  # a context manager used as a decorator: each call of the function is captured
+                capture = Capture(context.kind, context.api, certain=context.certain)
         return self._captured(site, capture) if capture is not None else None
 
     def _opened(self, opened: Opened, scope: Scope, spot: Spot) -> Found:
@@ -148,8 +156,11 @@ class FileSearch:
         """A begin call and the statements up to the end call that belongs to it."""
         names = self.names.dotted(site.call.func, Where(site.scope, site.spot))
         inside = site.scope.function()
-        if any(one.startswith("super()") for one in names) or (inside and inside.func and inside.func.name == name):
-            return None  # a class that hands the call on
+        kind = apis.begin_kind(names[0], name, self._packages)
+        if kind is None or any(one.startswith("super()") for one in names):
+            return None
+        if inside is not None and inside.func is not None and inside.func.name == name:
+            return None  # a method that hands the call on
         end = self._end_of(site, ending)
         body = bodies.until(site.spot, end.spot) if end is not None else None
         last = end.call.at[2] if end is not None and body is not None else site.call.at[2]
@@ -158,7 +169,7 @@ class FileSearch:
             site.scope,
             site.spot.stmt,
             (site.call.at[0], last),
-            kind=apis.begin_kind(names[0], name),
+            kind=kind,
             api=render(site.call.func),
             captured=listing([one.value for one in values]) or "what follows the call",
             body=body or (),
@@ -169,10 +180,8 @@ class FileSearch:
     def _end_of(self, begin: CallSite, ending: str) -> CallSite | None:
         after = [
             site
-            for site in self.outline.calls
-            if site.scope is begin.scope
-            and site.call.at[:2] > begin.call.at[:2]
-            and apis.ends(terminal(site.call.func), ending)
+            for site in begin.scope.calls
+            if site.call.at[:2] > begin.call.at[:2] and apis.ends(terminal(site.call.func), ending)
         ]
         own = [site for site in after if _receiver(site.call) == _receiver(begin.call)]
         return min(own or after, key=lambda site: site.call.at[:2], default=None)
@@ -261,11 +270,7 @@ class FileSearch:
         if not body:
             return
         first, last = body[0].at[0], body[-1].at[2]
-        inside = [
-            one
-            for one in self.outline.calls
-            if one.scope is scope and first <= one.call.at[0] and one.call.at[2] <= last
-        ]
+        inside = [one for one in scope.calls if first <= one.call.at[0] and one.call.at[2] <= last]
         inside.sort(key=lambda site: (site.call.at[0], site.call.at[1], -site.call.at[2], -site.call.at[3]))
         for site in inside:
             if terminal(site.call.func) not in _PLUMBING:
@@ -276,17 +281,6 @@ _PLUMBING = frozenset(
     {"range", "len", "print", "super", "enumerate", "zip", "isinstance", "getattr", "tuple", "list", "dict"}
 )
 _SHOWN = ("torch.", "transformer_engine.", "warp.", "tensordict.", "triton.", "graphlint.")
-
-
-def terminal(func: ir.Expr) -> str:
-    """The last part of what is called, as written; for a partial called at once, that of the function inside."""
-    if type(func) is ir.Attr:
-        return func.name
-    if type(func) is ir.Name:
-        return func.id
-    if type(func) is ir.Call and is_partial(func):
-        return terminal(func.args[0])
-    return ""
 
 
 def _within(scope: Scope, outer: Scope) -> bool:
