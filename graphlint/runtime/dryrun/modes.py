@@ -61,6 +61,9 @@ class OpMode(TorchDispatchMode):
             return moves.higher_order(session, func, args, kwargs)
         before = _operands(session, args, kwargs) if session.recording else ()
         site = session.site() if session.recording else None
+        region = session.region
+        if region is not None and region.undo is not None and func._schema.is_mutable:
+            region.undo.before(func, args, kwargs, region.born, session.roles.identity)
         try:
             result = func(*args, **kwargs)
         except Exception:

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from types import CodeType
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ from graphlint.runtime.dryrun.records import Copy, Event, Op, Role, Site, Trace
 from graphlint.runtime.dryrun.roles import DeviceRoles, RememberedRoles, Roles
 from graphlint.runtime.dryrun.streams import Streams
 from graphlint.runtime.dryrun.tape import Tape
+from graphlint.runtime.dryrun.undo import Undo
 
 
 class Region:
@@ -28,6 +30,8 @@ class Region:
         self.tape = Tape()
         self.born: dict[int, int] = {}
         self.generators: set[int] = set()
+        self.undo: Undo | None = None
+        self.owner: Any = None
 
 
 class Call:
@@ -55,6 +59,7 @@ class Session:
         self.stop: CodeType | None = None
         self.thread = threading.get_ident()
         self.quiet = 0
+        self.observer: Any = None
 
     def role(self, tensor: torch.Tensor) -> Role:
         """The role of a tensor; unknown memory is taken for the device's where the session was told so."""
@@ -131,6 +136,8 @@ class Session:
         if self.region is not None:
             self.event("nested-capture", "torch.cuda.graph", site=region.site)
             return
+        if self.observer is not None:
+            self.observer.opened(region)
         self.region = region
         self.streams.begin(region.error_mode)
 
@@ -143,6 +150,8 @@ class Session:
             region.trace.events.append(Event(kind, "torch.cuda.stream", site))
         self.region = None
         self.regions.append(region)
+        if self.observer is not None:
+            self.observer.closed(region)
         return region
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from graphlint.runtime.dryrun.session import Region, Session
 from graphlint.runtime.dryrun.streams import Mark
+from graphlint.runtime.dryrun.tape import Freed
 
 
 class Played:
@@ -152,9 +154,6 @@ class GraphStandIn:
     """Plays `torch.cuda.CUDAGraph`: records the region's operators, and replays them on the same memory with the same numbers."""
 
     _session: Session
-    #: called before every replay with the graph; the program mode compares the region with an eager run there
-    before_replay: Callable[[GraphStandIn], None] | None = None
-
     def __init__(self, keep_graph: bool = False) -> None:
         self.region: Region | None = None
         self._generators: set[int] = set()
@@ -167,7 +166,7 @@ class GraphStandIn:
     def _begin(self, kind: str, error_mode: str) -> None:
         session = self._session
         region = Region(kind, session.site(), error_mode)
-        region.generators = self._generators
+        region.generators, region.owner = self._generators, weakref.ref(self)
         if session.region is None:
             self.region = region
         if session.streams.current == 0:
@@ -187,12 +186,16 @@ class GraphStandIn:
         region = self.region
         if region is None:
             raise RuntimeError("this graph was never captured; capture it before replay()")
-        hook = type(self).before_replay
         self.replays += 1
-        if hook is not None:
-            hook(self)
-        with session.silence():
-            region.tape.replay()
+        if session.observer is not None:
+            session.observer.replaying(self)
+        try:
+            with session.silence():
+                region.tape.replay()
+        except Freed as error:
+            if session.observer is None:
+                raise
+            session.observer.freed(self, error)
         session.streams.launch()
 
     def reset(self) -> None:

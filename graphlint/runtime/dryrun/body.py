@@ -1,0 +1,191 @@
+"""The source of a captured region as something that can be run again: the body of its `with`, the statements between begin and end, a callable.
+
+Needed to ask, at a replay, what eager would do now. Values of local names are held weakly where they can be, so that asking keeps nothing alive.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+from graphlint.runtime.dryrun import sites
+
+_GONE = object()
+
+
+class Body:
+    """A region's statements and the local names that they read."""
+
+    def __init__(self, frame: FrameType, statements: list[ast.stmt], row: int, end_row: int) -> None:
+        self.row, self.end_row = row, end_row
+        self.filename = frame.f_code.co_filename
+        self._globals = frame.f_globals
+        self._frame, self._code = id(frame), frame.f_code
+        at_module = frame.f_locals is frame.f_globals
+        self._statements = statements
+        stored, loaded = _names(statements)
+        local = stored if at_module else {name for name in frame.f_locals if name.isidentifier()}
+        self._parameters = sorted(name for name in local if name in frame.f_locals)
+        self._kept = {name: _weak(frame.f_locals[name]) for name in self._parameters}
+        self._needed = loaded & set(self._parameters)
+        self._later = _stored_after(frame.f_code, end_row)
+        self._compiled: Callable[..., Any] | None = None
+
+    def bind(self) -> Callable[[], Any] | None:
+        """The region as a call without arguments, with the values that its names have now; None when a value that it needs is gone."""
+        values = {name: _strong(kept) for name, kept in self._kept.items()}
+        frame = self._live_frame()
+        if frame is not None:
+            values.update({name: frame.f_locals[name] for name in self._later if name in frame.f_locals and name in values})
+        if any(values[name] is _GONE or _holds_gone(values[name]) for name in self._needed):
+            return None
+        function = self._function()
+        if function is None:
+            return None
+        arguments = {name: None if value is _GONE else value for name, value in values.items()}
+        bound = lambda: function(**arguments)  # noqa: E731
+        bound.roots = {k: v for k, v in arguments.items() if k in self._needed}  # type: ignore[attr-defined]
+        return bound
+
+    def _live_frame(self) -> FrameType | None:
+        """The frame that opened the region, if it still runs."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not (id(frame) == self._frame and frame.f_code is self._code):
+            frame = frame.f_back
+        return frame
+
+    def _function(self) -> Callable[..., Any] | None:
+        if self._compiled is None:
+            arguments = ast.arguments([], [ast.arg(name) for name in self._parameters], None, [], [], None, [])
+            span = {"lineno": self.row, "col_offset": 0, "end_lineno": self.end_row, "end_col_offset": 0}
+            node = ast.FunctionDef("__region__", arguments, self._statements, [], None, **span)
+            if sys.version_info >= (3, 12):
+                node.type_params = []
+            tree = ast.fix_missing_locations(ast.Module([node], []))
+            namespace: dict[str, Any] = {}
+            try:
+                exec(compile(tree, self.filename, "exec"), self._globals, namespace)
+            except SyntaxError:
+                return None
+            self._compiled = namespace["__region__"]
+        return self._compiled
+
+
+def of(frame: FrameType) -> Body | None:
+    """The body of the region that is being opened somewhere above `frame`; None where its source can't be had."""
+    current: FrameType | None = frame
+    while current is not None:
+        if not sites.is_library(current.f_code.co_filename):
+            found = _with_body(current) or _between(current)
+            if found is not None and not _only_yields(found[0]):
+                statements, row, end_row = found
+                return Body(current, statements, row, end_row)
+        current = current.f_back
+    return None
+
+
+def _with_body(frame: FrameType) -> tuple[list[ast.stmt], int, int] | None:
+    """The body of the `with` whose context expression is running in the frame."""
+    row, end_row, column, _ = sites.position(frame)
+    tree = sites.parsed(frame.f_code.co_filename)
+    best: ast.With | None = None
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.With) and any(_covers(item.context_expr, row) for item in node.items):
+            if best is None or node.lineno >= best.lineno:
+                best = node
+    return (best.body, best.lineno, best.end_lineno or best.lineno) if best is not None else None
+
+
+def _covers(node: ast.expr, row: int) -> bool:
+    return node.lineno <= row <= (node.end_lineno or node.lineno)
+
+
+def _between(frame: FrameType) -> tuple[list[ast.stmt], int, int] | None:
+    """The statements from behind `capture_begin` (or `enter_context`) up to `capture_end` or the end of the block."""
+    row = frame.f_lineno
+    tree = sites.parsed(frame.f_code.co_filename)
+    for node in ast.walk(tree) if tree else ():
+        for block in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
+            for index, statement in enumerate(block if isinstance(block, list) else ()):
+                if not isinstance(statement, ast.Expr) or not statement.lineno <= row <= (statement.end_lineno or row):
+                    continue
+                text = ast.unparse(statement)
+                if "capture_begin" in text or "enter_context" in text:
+                    return _until_end(block[index + 1 :])
+    return None
+
+
+def _until_end(statements: list[ast.stmt]) -> tuple[list[ast.stmt], int, int] | None:
+    body: list[ast.stmt] = []
+    for statement in statements:
+        if "capture_end" in ast.unparse(statement) and not isinstance(statement, (ast.With, ast.If, ast.For, ast.Try)):
+            break
+        body.append(statement)
+    return (body, body[0].lineno, body[-1].end_lineno or body[-1].lineno) if body else None
+
+
+def _only_yields(statements: list[ast.stmt]) -> bool:
+    """Whether the body belongs to a context manager written as a generator: the region is at its caller's."""
+    for statement in statements:
+        for node in ast.walk(statement):
+            if isinstance(node, (ast.Yield, ast.YieldFrom)):
+                return True
+    return False
+
+
+def _names(statements: list[ast.stmt]) -> tuple[set[str], set[str]]:
+    """Names stored and names used in the statements."""
+    nodes = [node for statement in statements for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    return {node.id for node in nodes if isinstance(node.ctx, ast.Store)}, {node.id for node in nodes}
+
+
+def _stored_after(code: CodeType, end_row: int) -> set[str]:
+    """Local names that the function assigns again below the region: their value at a replay may be another."""
+    tree = sites.parsed(code.co_filename)
+    found: set[str] = set()
+    for node in ast.walk(tree) if tree else ():
+        is_scope = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name and node.lineno <= end_row <= (node.end_lineno or 0)
+        if is_scope or (code.co_name == "<module>" and isinstance(node, ast.Module)):
+            found |= {x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store) and x.lineno > end_row}
+    return found
+
+
+def _weak(value: Any) -> Any:
+    """A holder that does not keep the value alive, where Python allows it."""
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(_weak(x) for x in value)
+    if type(value) is dict:
+        return {key: _weak(x) for key, x in value.items()}
+    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, weakref.ref)):
+        return value
+    if isinstance(value, types.MethodType):
+        return weakref.WeakMethod(value) if not isinstance(value.__self__, type) else value
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value
+
+
+def _strong(kept: Any) -> Any:
+    """The value behind a holder, or a mark that it is gone."""
+    if isinstance(kept, weakref.ref):
+        value = kept()
+        return _GONE if value is None else value
+    if type(kept) in (list, tuple):
+        return type(kept)(_strong(x) for x in kept)
+    if type(kept) is dict:
+        return {key: _strong(x) for key, x in kept.items()}
+    return kept
+
+
+def _holds_gone(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return any(x is _GONE or _holds_gone(x) for x in value)
+    if type(value) is dict:
+        return any(x is _GONE or _holds_gone(x) for x in value.values())
+    return False

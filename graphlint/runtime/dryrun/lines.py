@@ -1,0 +1,77 @@
+"""Which of the user's lines run, in order: where a branch was taken differently, and which part of a region a run has reached.
+
+Uses `sys.monitoring` where Python has it (3.12), else `sys.settrace`; library code is not traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+from graphlint.runtime.dryrun import sites
+
+_LIMIT = 200_000
+_TOOL = 4  # a tool id that debuggers, coverage and profilers leave free
+
+
+@contextlib.contextmanager
+def recorded(lines: list[tuple[str, int]]) -> Iterator[None]:
+    """Appends `(file, row)` for every line of the user's code that runs inside, in order, up to 200,000 lines."""
+    if sys.version_info >= (3, 12) and sys.monitoring.get_tool(_TOOL) is None:
+        with _monitored(lines):
+            yield
+    else:
+        with _traced(lines):
+            yield
+
+
+@contextlib.contextmanager
+def _monitored(lines: list[tuple[str, int]]) -> Iterator[None]:
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+
+    def on_line(code: CodeType, row: int) -> Any:
+        if sites.is_library(code.co_filename) or len(lines) >= _LIMIT:
+            return monitoring.DISABLE
+        lines.append((sites.relative(code.co_filename), row))
+        return None
+
+    monitoring.use_tool_id(_TOOL, "graphlint")
+    monitoring.register_callback(_TOOL, monitoring.events.LINE, on_line)
+    monitoring.set_events(_TOOL, monitoring.events.LINE)
+    monitoring.restart_events()
+    try:
+        yield
+    finally:
+        monitoring.set_events(_TOOL, 0)
+        monitoring.free_tool_id(_TOOL)
+
+
+@contextlib.contextmanager
+def _traced(lines: list[tuple[str, int]]) -> Iterator[None]:
+    def on_line(frame: FrameType, event: str, arg: object) -> Callable[..., Any]:
+        if event == "line" and len(lines) < _LIMIT:
+            lines.append((sites.relative(frame.f_code.co_filename), frame.f_lineno))
+        return on_line
+
+    def on_call(frame: FrameType, event: str, arg: object) -> Callable[..., Any] | None:
+        return None if sites.is_library(frame.f_code.co_filename) else on_line
+
+    before = sys.gettrace()
+    sys.settrace(on_call)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def parting(first: list[tuple[str, int]], second: list[tuple[str, int]]) -> tuple[str, int] | None:
+    """The last line that two runs had in common before they went different ways, or None where they did not."""
+    for index, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            return first[index - 1] if index else one
+    if len(first) != len(second) and first and second:
+        return first[min(len(first), len(second)) - 1]
+    return None

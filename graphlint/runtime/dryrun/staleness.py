@@ -1,0 +1,132 @@
+"""Names what a replay gets wrong: differences between runs and host values that changed become findings under the rulebook's names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from graphlint.findings import Finding, Related
+from graphlint.runtime.differential import Difference, tested_names
+from graphlint.runtime.dryrun import sites
+from graphlint.runtime.dryrun.hoststate import Effect
+from graphlint.runtime.dryrun.judge import Judge
+from graphlint.runtime.dryrun.records import Site, Trace
+
+_ADDRESS_RULES = {
+    "parameter": "replaced-parameter",
+    "buffer": "replaced-buffer",
+    "gradient": "replaced-gradient",
+    "optimizer-state": "replaced-optimizer-state",
+}
+
+
+def findings(judge: Judge, captured: Trace, differences: Iterable[Difference], effects: Iterable[Effect]) -> list[Finding]:
+    """Findings for the differences between the captured run and a later one, and for what the later run changed on the host."""
+    effects = list(effects)
+    found = [judged for difference in differences if (judged := _difference(judge, captured, difference, effects)) is not None]
+    found += [judged for effect in effects if (judged := _effect(judge, captured, effect)) is not None]
+    return found
+
+
+def _difference(judge: Judge, captured: Trace, difference: Difference, effects: list[Effect]) -> Finding | None:
+    """One difference as a finding; None where another finding says it already."""
+    site, optimizer = difference.site, any("torch/optim/" in frame for frame in difference.site.inside)
+    kind, change = difference.kind, f"{difference.before} at capture, {difference.after} now"
+    if kind == "address":
+        rule = _ADDRESS_RULES.get(difference.label[0], "rebound-input")
+        path = difference.label[1] or "a tensor"
+        return judge.finding(rule, path, f"is other memory now than at capture; the graph keeps reading the old one ({difference.op})", site, difference.forward)
+    if kind in ("scalar", "shape", "host-tensor"):
+        blamed = _blamed(captured, site)
+        if blamed is not None:
+            return judge.finding(blamed[0], blamed[1], f"is a value of the capture that replay keeps ({difference.detail or difference.op}: {change})", blamed[2])
+        rule = _scalar_rule(difference, optimizer)
+        what = f"{difference.op} {difference.detail}".strip()
+        return judge.finding(rule, what, f"takes a host value that replay keeps: {change}", site, difference.forward)
+    if kind == "state-born":
+        rule = "state-born-in-region" if optimizer else "region-cache"
+        return judge.finding(rule, difference.op, "reads what the captured region itself made; every replay makes it anew", site, difference.forward)
+    return _branch(judge, difference, optimizer, effects)
+
+
+def _scalar_rule(difference: Difference, optimizer: bool) -> str:
+    if optimizer or difference.label[0] == "lr":
+        return "frozen-lr"
+    if difference.kind == "host-tensor":
+        return "cpu-scalar-tensor"
+    line = _text(difference.site)
+    if difference.kind == "shape" and ("seqlen" in line or "seq_len" in line):
+        return "frozen-max-seqlen"
+    return "frozen-scalar"
+
+
+def _blamed(captured: Trace, site: Site) -> tuple[str, str, Site] | None:
+    """The draw or the clock that a changing number comes from, where the region asked one."""
+    for event in captured.events:
+        if event.kind in ("host-draw", "clock"):
+            rule = "host-rng" if event.kind == "host-draw" else "frozen-clock"
+            return rule, event.call, event.site
+    return None
+
+
+def _branch(judge: Judge, difference: Difference, optimizer: bool, effects: list[Effect]) -> Finding | None:
+    site = difference.site
+    if optimizer:
+        words = "takes its first-step branch at capture: state that the region makes is made anew by every replay"
+        return judge.finding("state-born-in-region", difference.op, words, site, difference.forward)
+    tested = tested_names(site.place)
+    if "training" in tested:
+        rule = "frozen-mode"
+    elif tested & {effect.name for effect in effects}:
+        rule = "first-step-branch"
+    else:
+        rule = "frozen-flag"
+    words = f"decides once, at capture: {difference.before} is recorded, eager would run {difference.after} now"
+    return judge.finding(rule, _text(site) or difference.op, words, site, difference.forward)
+
+
+def _text(site: Site) -> str:
+    import linecache
+
+    return linecache.getline(site.filename, site.row).strip().rstrip(":")
+
+
+def _effect(judge: Judge, captured: Trace, effect: Effect) -> Finding | None:
+    """A host value that the step changes and replay will not; told at the line that changes it."""
+    site = _assigned(captured, effect.name)
+    if site is None:
+        return None
+    words = f"is changed by the step on the host ({effect.before} to {effect.after}); a replay runs no Python, so it stays as it is"
+    return judge.finding("unrepeated-effect", effect.path, words, site, related=[Related(site.filename, site.row, f"changes `{effect.path}`")])
+
+
+def _assigned(captured: Trace, name: str) -> Site | None:
+    """The executed line that assigns the attribute or name, or calls a method that changes it."""
+    for place in dict.fromkeys(captured.lines):
+        tree = sites.parsed(place[0])
+        for node in ast.walk(tree) if tree else ():
+            if getattr(node, "lineno", -1) == place[1] and _changes(node, name):
+                return Site(place[0], place[1], column=node.col_offset + 1, end_row=node.end_lineno or place[1], end_column=(node.end_col_offset or 0) + 1)  # type: ignore[attr-defined]
+    return None
+
+
+_CHANGING = ("append", "extend", "add", "update", "pop", "popleft", "appendleft", "insert", "remove", "clear", "setdefault", "discard")
+
+
+def _changes(node: ast.AST, name: str) -> bool:
+    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        flat = [x for target in targets for x in (target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target])]
+        return any(_base_name(x) == name for x in flat)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
+        return _base_name(node.func.value) == name
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "next":
+        return bool(node.args) and _base_name(node.args[0]) == name
+    return False
+
+
+def _base_name(node: ast.AST) -> str:
+    """`self.counts[k]` -> `counts`."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

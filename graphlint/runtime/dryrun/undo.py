@@ -1,0 +1,47 @@
+"""Takes back what a run of a region wrote: device memory, random states. A capture executes nothing, and a comparison must leave no trace."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+
+
+class Undo:
+    """Saves outside memory just before an operator first writes to it, and the random states at once."""
+
+    def __init__(self) -> None:
+        self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._torch = torch.default_generator.get_state()
+        self._random = random.getstate()
+        numpy: Any = sys.modules.get("numpy")
+        self._numpy = numpy.random.get_state() if numpy is not None else None
+
+    def before(self, func: Any, args: Any, kwargs: Any, born: dict[int, int], identity: Any) -> None:
+        """Called with every operator that writes to its arguments."""
+        for index, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = kwargs.get(argument.name, args[index] if index < len(args) else None)
+            for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(tensor, torch.Tensor) and identity(tensor) not in born:
+                    self._save(tensor)
+
+    def _save(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._saved:
+            self._saved[storage._cdata] = (storage, storage.clone())
+
+    def restore(self) -> None:
+        """Puts memory and random states back."""
+        for storage, saved in self._saved.values():
+            if storage.nbytes() == saved.nbytes():
+                storage.copy_(saved)
+        self._saved.clear()
+        torch.default_generator.set_state(self._torch)
+        random.setstate(self._random)
+        numpy: Any = sys.modules.get("numpy")
+        if self._numpy is not None and numpy is not None:
+            numpy.random.set_state(self._numpy)
