@@ -8,6 +8,7 @@ says how much eager differs from itself; what lies beyond that is the graph's do
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -148,7 +149,7 @@ class _Run:
     norms: list[Any]
     names: tuple[str, ...]
     rates: list[tuple[float, ...]]
-    before: dict[str, Any]
+    before: list[Any]  # plain host values, in the order of the slots
 
     def curves(self) -> Curves:
         losses = tuple(float(x) for x in self.losses)
@@ -157,7 +158,7 @@ class _Run:
 
 
 def _run(step: Step, call: Call, reached: Reached, steps: int, offset: int) -> _Run:
-    before = {slot.label: slot.get() for slot in reached.slots}
+    before = [copy.copy(slot.get()) for slot in reached.slots]
     run = _Run([], [], tuple(name for name, _ in _watched(reached)), [], before)
     for i in range(offset, offset + steps):
         run.rates.append(_rates(reached))
@@ -191,11 +192,11 @@ def _rates(reached: Reached) -> tuple[float, ...]:
     return tuple(g["lr"] if isinstance(g.get("lr"), float) else math.nan for g in groups)
 
 
-def _changed_values(reached: Reached, before: dict[str, Any]) -> tuple[str, ...]:
+def _changed_values(reached: Reached, before: list[Any]) -> tuple[str, ...]:
     """Plain host values that the eager run changed: counters, flags, lists of losses."""
     changed = []
-    for slot in reached.slots:
-        old, new = before.get(slot.label), slot.get()
+    for slot, old in zip(reached.slots, before, strict=True):
+        new = slot.get()
         if type(old) is not type(new) or old != new:
             changed.append(slot.label)
     return tuple(changed)

@@ -32,6 +32,8 @@ class Facts:
 
 def advise(facts: Facts) -> Advice:
     """What to do about the step: below 10% of launch share nothing, above 25% a graph before anything else."""
+    if facts.already > 0.5:
+        return _graphed_already(facts)
     verdict = _verdict(facts.whole.share)
     points = [*_shapes(facts), *_waits(facts)]
     blocked = bool(points)
@@ -40,6 +42,18 @@ def advise(facts: Facts) -> Advice:
         return Advice(verdict, _headline(facts, verdict, blocked), tuple(points), blocked)
     points += [*_whole_step(facts, blocked), *_modules(facts, blocked), *_elsewhere(facts)]
     return Advice(verdict, _headline(facts, verdict, blocked), tuple(points), blocked)
+
+
+def _graphed_already(facts: Facts) -> Advice:
+    whole = facts.whole
+    headline = (
+        f"Graphed already: {facts.already:.0%} of the device work comes from graph launches. "
+        f"The device still idles {whole.share:.0%} of the step, waiting for the host."
+    )
+    points = list(_waits(facts))
+    if whole.share >= WORTH:
+        points.append("What is left is host work around the graphs: put more of the step into one graph.")
+    return Advice(Verdict.NOT_WORTH, headline, (*points, *_elsewhere(facts)))
 
 
 def confirmed(advice: Advice, whole: Whole) -> Advice:
@@ -129,8 +143,6 @@ def _whole_step(facts: Facts, blocked: bool) -> list[str]:
     whole = facts.whole
     cost = f"{whole.nodes} device operations cost the host {time(whole.host)}"
     said = f"{cost}; as one graph the step takes {time(whole.projected)}"
-    if facts.already > 0.5:
-        return [f"{facts.already:.0%} of the device work comes from graphs already; {said}."]
     if blocked:
         return [f"Then capture the whole step: {said}."]
     return [f"Capture the whole step, forward, backward and optimizer in one graph: {said}."]

@@ -8,7 +8,7 @@ from enum import Enum
 
 from graphlint.runtime.profiling.launches import Attribution
 from graphlint.runtime.profiling.steps import Iteration
-from graphlint.runtime.profiling.timeline import CallKind, HostCall, Microseconds
+from graphlint.runtime.profiling.timeline import CallKind, HostCall, Microseconds, overlap
 
 
 class Cause(str, Enum):
@@ -74,9 +74,10 @@ def _cause(
     if call is None or call.end <= idle_from:
         return Cause.DEVICE, ""
     for blocker in blockers:
-        if previous <= blocker.end and blocker.start < call.start and blocker.end > idle_from:
+        if previous <= blocker.end and blocker.start < call.start and blocker.end >= idle_from:
             return (Cause.WAIT if blocker.kind is CallKind.WAIT else Cause.ALLOC), blocker.name
-    if idle_from < step.start and step.start - idle_from > call.start - step.start:
+    between = overlap((idle_from, call.start), (step.previous_end, step.start))
+    if between > (call.start - idle_from) / 2:
         return Cause.OUTSIDE, ""
     return Cause.LAUNCH, ""
 

@@ -49,7 +49,8 @@ def launches(step: Iteration) -> list[Launch]:
     """The step's calls in the order of the host. Threads take turns in a step, so one order holds for all of them."""
     work = _work(step)
     where = Attribution(step)
-    cap = _QUEUE_FULL * _median([c.end - c.start for c in step.calls if c.kind is CallKind.LAUNCH])
+    usual = _median([c.end - c.start for c in step.calls if c.kind is CallKind.LAUNCH])
+    cap = _QUEUE_FULL * usual if usual else float("inf")
     found: list[Launch] = []
     last = step.start
     for call in step.calls:
@@ -74,6 +75,8 @@ def launches(step: Iteration) -> list[Launch]:
             )
         )
         last = max(last, call.end)
+    if step.end > last:  # what the host does behind its last launch takes its time too
+        found.append(Launch(at=step.end, before=step.end - last, call=0.0, device=0.0, nodes=0))
     return found
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 _PLAIN = (bool, int, float, str, type(None))
+_INTERNALS = frozenset(vars(torch.nn.Module())) - {"training"}  # bookkeeping of nn.Module itself
 _DEPTH = 5  # how many holders deep state is looked for
 _WIDTH = 1000  # longest list or dict that is searched
 
@@ -77,8 +78,9 @@ class _Search:
         found = self.found
         if isinstance(value, torch.nn.Module):
             self._file(found.modules, name, value)
-            for part in value.modules():
-                found.slots.extend(_attribute_slots(part, name, vars(part)))
+            for path, part in value.named_modules():
+                attributes = {k: v for k, v in vars(part).items() if k not in _INTERNALS}
+                found.slots.extend(_attribute_slots(vars(part), f"{name}.{path}" if path else name, attributes))
         elif isinstance(value, torch.optim.Optimizer):
             self._file(found.optimizers, name, value)
         elif isinstance(value, torch.Generator):
@@ -105,11 +107,13 @@ def _inside(value: Any, name: str, slots: list[Slot]) -> Iterator[tuple[str, Any
     elif isinstance(value, types.FunctionType):
         yield from _function(value, slots)
     elif isinstance(value, dict):
+        plain = {k: v for k, v in list(value.items())[:_WIDTH] if isinstance(v, _PLAIN)}
+        slots.extend(_item_slot(f"{name}[{k!r}]", value, k) for k in plain)
         yield from ((str(k), v) for k, v in list(value.items())[:_WIDTH])
     elif isinstance(value, (list, tuple, set)):
         yield from ((f"{name}[{i}]", v) for i, v in enumerate(list(value)[:_WIDTH]))
     elif hasattr(value, "__dict__") and not isinstance(value, types.BuiltinFunctionType):
-        slots.extend(_attribute_slots(value, name, vars(value)))
+        slots.extend(_attribute_slots(vars(value), name, vars(value)))
         yield from list(vars(value).items())
         if hasattr(value, "__wrapped__"):
             yield name, value.__wrapped__
@@ -141,13 +145,14 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*(_names(c) for c in inner))
 
 
-def _attribute_slots(holder: Any, name: str, attributes: dict[str, Any]) -> Iterator[Slot]:
+def _attribute_slots(holder: dict[str, Any], name: str, attributes: dict[str, Any]) -> Iterator[Slot]:
+    """Plain attributes, and lists of plain values: a trainer's counters and its list of losses."""
     for key, value in list(attributes.items()):
         if isinstance(value, _PLAIN) or (isinstance(value, list) and all(isinstance(v, _PLAIN) for v in value)):
-            yield _item_slot(f"{name}.{key}", attributes, key)
+            yield _item_slot(f"{name}.{key}", holder, key)
 
 
-def _item_slot(label: str, holder: dict[str, Any], key: str) -> Slot:
+def _item_slot(label: str, holder: dict[Any, Any], key: Any) -> Slot:
     return Slot(label, lambda: holder.get(key), lambda value: holder.__setitem__(key, value))
 
 

@@ -32,6 +32,7 @@ class Iteration:
     ranges: tuple[HostRange, ...]
     ops: tuple[DeviceOp, ...]
     device_ready: Microseconds  # when the device had finished all earlier work
+    previous_end: Microseconds  # on the host, of the step before; its own start for the first one
 
     @property
     def span(self) -> Microseconds:
@@ -64,11 +65,10 @@ def cut(timeline: Timeline, mark: str | None = None) -> tuple[list[Iteration], l
     """
     windows, notes = _windows(timeline, mark)
     owner = _owners(timeline, windows)
-    found = []
-    for i, window in enumerate(windows):
-        ops = owner[i]
+    found: list[Iteration] = []
+    for window, ops in zip(windows, owner, strict=True):
         if ops:
-            found.append(_iteration(timeline, window, ops, _ready(timeline, ops)))
+            found.append(_iteration(timeline, window, ops, found[-1].end if found else window.start))
     return found, notes
 
 
@@ -115,11 +115,20 @@ def _ready(timeline: Timeline, ops: Sequence[DeviceOp]) -> Microseconds:
     return max((o.end for o in timeline.device[:before]), default=ops[0].start)
 
 
-def _iteration(timeline: Timeline, window: HostRange, ops: Sequence[DeviceOp], ready: Microseconds) -> Iteration:
+def _iteration(timeline: Timeline, window: HostRange, ops: Sequence[DeviceOp], previous_end: float) -> Iteration:
     calls = timeline.calls[_first(timeline.calls, window.start) : _first(timeline.calls, window.end)]
     ranges = timeline.ranges[_first(timeline.ranges, window.start) : _first(timeline.ranges, window.end)]
     inner = tuple(r for r in ranges if r.kind is not RangeKind.STEP)
-    return Iteration(window.name, window.start, window.end, calls, inner, tuple(ops), ready)
+    return Iteration(
+        name=window.name,
+        start=window.start,
+        end=window.end,
+        calls=calls,
+        ranges=inner,
+        ops=tuple(ops),
+        device_ready=_ready(timeline, ops),
+        previous_end=min(previous_end, window.start),
+    )
 
 
 def _first(events: Sequence[HostCall] | Sequence[HostRange], at: Microseconds) -> int:

@@ -1,0 +1,99 @@
+"""On a GPU: the recorder, the measurement, and parity of real graphs. Each has its CPU counterpart beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; see test_analysis and test_parity"),
+]
+F = torch.nn.functional
+
+
+class Task:
+    """A small network with dropout, trained by Adam."""
+
+    def __init__(self, scheduled: bool = False, tensor_lr: bool = False) -> None:
+        torch.manual_seed(0)
+        layers = [m for _ in range(12) for m in (torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU())]
+        self.model = torch.nn.Sequential(*layers, torch.nn.Dropout(0.2), torch.nn.Linear(64, 1)).cuda()
+        rate: Any = torch.tensor(1e-3, device="cuda") if tensor_lr else 1e-3
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=rate, capturable=True)
+        self.scheduled, self.steps = scheduled, 0
+        self.data = [(torch.randn(32, 64, device="cuda"),) for _ in range(8)]
+
+    def step(self, x: Any) -> Any:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = F.mse_loss(self.model(x), x[:, :1])
+        loss.backward()
+        self.optimizer.step()
+        if self.scheduled:
+            self.steps += 1
+            for group in self.optimizer.param_groups:
+                group["lr"] = 1e-3 * 0.5 ** (self.steps // 10)
+        return loss.detach()
+
+
+def test_a_small_network_is_launch_bound_and_the_projection_holds() -> None:
+    from graphlint.runtime.profiling import profile
+
+    task = Task()
+    before = [p.clone() for p in task.model.parameters()]
+    report = profile(task.step, batches=task.data)
+    assert report.advice.headline.startswith("Do this first.")
+    assert report.whole.graphed is not None, report.whole.failed
+    assert abs(report.whole.prediction_error or 1.0) < 0.15
+    assert report.modules[0].path == "model" and report.modules[0].gain and report.modules[0].gain > 1.5
+    assert all(torch.equal(p, q) for p, q in zip(before, task.model.parameters(), strict=True))
+    assert not task.optimizer.state
+
+
+def test_a_large_product_is_not_worth_a_graph() -> None:
+    from graphlint.runtime.profiling import profile
+
+    weight = torch.nn.Linear(8192, 8192, bias=False, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(16384, 8192, device="cuda", dtype=torch.bfloat16)
+    report = profile(lambda: weight(x).sum().backward(), measure=False)
+    assert report.advice.headline.startswith("Not worth")
+
+
+def test_a_changing_batch_is_told_to_pad() -> None:
+    from graphlint.runtime.profiling import profile
+
+    task = Task()
+    batches = [(torch.randn(n, 64, device="cuda"),) for n in (32, 17, 40)]
+    report = profile(task.step, batches=batches)
+    assert "Pad" in report.advice.points[0] and "17x64" in report.advice.points[0]
+    assert report.whole.graphed is None  # nothing that can't hold is captured
+
+
+def test_an_optimizer_that_refuses_a_capture_is_named_and_not_tried() -> None:
+    from graphlint.runtime.profiling import profile
+
+    task = Task()
+    task.optimizer.param_groups[0]["capturable"] = False
+    report = profile(task.step, batches=task.data)
+    assert "capturable=True" in report.whole.failed
+
+
+def test_a_plain_graph_trains_as_eager_does() -> None:
+    from graphlint.runtime.parity import parity
+
+    task = Task()
+    report = parity(task.step, batches=task.data, steps=50, graphed="graph")
+    assert report.ok, str(report)  # dropout draws the same numbers, too
+
+
+def test_a_learning_rate_frozen_by_a_real_capture_is_found() -> None:
+    from graphlint.runtime.parity import parity
+
+    task = Task(scheduled=True)
+    report = parity(task.step, batches=task.data, steps=30, graphed="graph", rtol=1e-5)
+    assert not report.ok
+    assert report.first_state is not None and report.first_state[0] == 7  # the rate halves after ten steps, three warm
+    assert any("frozen-lr" in reason for reason in report.reasons)

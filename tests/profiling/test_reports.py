@@ -1,0 +1,104 @@
+"""Text, JSON and page of a report."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from build import Recorder, steady
+
+from graphlint.runtime.profiling.analyse import Clock, analyse, with_measurement
+from graphlint.runtime.profiling.drawing import Clock as DrawnClock
+from graphlint.runtime.profiling.report import Report
+from graphlint.runtime.profiling.steps import cut, typical
+
+
+def report() -> Report:
+    recorder = Recorder()
+    for number in range(3):
+        begin = recorder.host
+        for _ in range(60):
+            recorder.launch(3, host=10, name="void <b>kernel</b>&")
+        recorder.module("model.</script><script>alert(1)</script>", "Net", begin)
+        recorder.step(number, begin)
+    return with_measurement(analyse(recorder.timeline(), clock=Clock(400.0, 400.0)), graphed=230.0)
+
+
+def test_json_is_whole_and_worked_out() -> None:
+    loaded = json.loads(report().to_json())
+    assert loaded["whole"]["gain"] == pytest.approx(loaded["whole"]["wall"] / loaded["whole"]["projected"])
+    assert loaded["whole"]["measured_gain"] == pytest.approx(400 / 230)
+    assert loaded["advice"]["verdict"] == "do it first"
+    assert {"path", "choice", "share", "step_gain", "projected_gain"} <= loaded["modules"][0].keys()
+    assert "drawing" not in loaded
+
+
+def test_text_shows_the_device_and_the_graph_to_scale() -> None:
+    text = analyse(steady(kernels=60, device=3, host=12)).to_text()
+    now = next(line for line in text.splitlines() if "device, now" in line)
+    graph = next(line for line in text.splitlines() if "as a graph" in line)
+    assert len(now.rstrip()) == len(graph.rstrip())
+    assert graph.count("█") == pytest.approx(72 * (3.4 / 12), abs=2)
+
+
+def test_text_lines_fit_a_terminal() -> None:
+    assert max(map(len, analyse(steady(60, 3, 12)).to_text().splitlines())) <= 100
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.found += [v or "" for k, v in attrs if k in ("src", "href", "action", "data")]
+
+
+def test_the_page_needs_no_other_file_and_no_network() -> None:
+    page = report().to_html()
+    parser = _Links()
+    parser.feed(page)
+    assert parser.found == [] and "link" not in parser.tags
+    assert not re.search(r"https?:|url\(|@import|fetch\(|XMLHttpRequest", page)
+    assert "{{" not in page
+
+
+def test_names_from_a_recording_can_not_break_out_of_the_page() -> None:
+    page = report().to_html()
+    parser = _Links()
+    parser.feed(page)
+    assert parser.tags.count("script") == 2  # the data and the code; none that the recording brought
+    assert "<b>kernel" not in page
+
+
+def test_the_data_of_the_page_is_the_step() -> None:
+    page = report().to_html()
+    text = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    assert text
+    data = json.loads(text[1])
+    assert len(data["ops"]) == 60 and len(data["calls"]) == 60
+    assert data["length"] == pytest.approx(400, rel=0.02)
+    assert sum(gap[1] for gap in data["gaps"]) == pytest.approx(400 - 60 * 3, rel=0.05)
+
+
+def test_a_report_without_a_drawing_has_a_page_too() -> None:
+    assert ">null<" in replace(report(), drawing=None).to_html()
+
+
+def test_the_drawing_shrinks_idle_time_and_keeps_device_time() -> None:
+    step = typical(cut(steady(kernels=10, device=5, host=50))[0])
+    clock = DrawnClock(step, wall=200.0)
+    assert clock(clock.end) == pytest.approx(200)
+    assert clock.span(step.ops[0].start, step.ops[0].end)[1] == pytest.approx(5)
+    times = [clock(t) for t in (step.start, step.ops[0].start, step.ops[0].end, step.ops[5].start, step.end)]
+    assert times == sorted(times)
+
+
+def test_a_drawing_is_never_stretched() -> None:
+    step = typical(cut(steady(kernels=10, device=5, host=50))[0])
+    assert DrawnClock(step, wall=1e6).shrink == 1.0
