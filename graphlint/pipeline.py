@@ -149,5 +149,7 @@ def _newer_syntax(text: str) -> bool:
 
 
 def analyse(sources: Sources, settings: Config) -> LintResult:
-    """The engine: sources -> raw findings and regions."""
-    return LintResult(findings=())
+    """The engine: sources -> raw findings and regions. Loaded here, for a warm run needs none of it."""
+    from graphlint import engine
+
+    return engine.analyse(sources, settings)

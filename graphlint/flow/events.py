@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from graphlint import ir
-from graphlint.flow.values import Cell, Holder, Value
+from graphlint.flow.values import Cell, Holder, Key, Value
 
 if TYPE_CHECKING:
     from graphlint.flow.values import External, Scope, Storage
@@ -52,7 +52,7 @@ class Capture:
     stream: Value | None = None
     mode: str = "global"
     backward: bool = False  # the backward is captured too
-    stack: tuple[object, ...] = ()
+    stack: tuple[tuple[Frame, ir.Span, int], ...] = ()  # the frames at its begin, innermost first: frame, span in it, loops around
     loop: bool = False  # it was begun in a loop of its own function
     sure: bool = True
     tags: set[str] = field(default_factory=set)
@@ -150,8 +150,11 @@ class InplaceEvent(Event):
 
 @dataclass(slots=True, eq=False)
 class ReplayEvent(Event):
+    """A graph is replayed (`graph` None when it is not known which); `names` are the locals of the frames on the stack, by function."""
+
     graph: Holder | None
     stream: Value | None
+    names: dict[int, dict[Key, Value]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -188,7 +191,7 @@ class ReturnEvent(Event):
 
 @dataclass(slots=True, eq=False)
 class MutateEvent(Event):
-    """A container that is no slot-by-slot write: `list.append` and the like; `holder` is the container."""
+    """A container changes otherwise than by writing one slot: `list.append` and the like; `holder` is the container."""
 
     holder: Holder
     name: str

@@ -104,6 +104,10 @@ class Expressions(State):
         capture = self.open[-1] if self.open else None
         if capture is not None and holder.born < capture.begin and isinstance(value, (Host, Tensor, Choice)):
             self.happen(ev.ReadEvent, at, Cell(holder, key), value)
+        elif capture is None and self.written_in_capture:
+            cell = Cell(holder, key)
+            if cell in self.written_in_capture:
+                self.happen(ev.ReadEvent, at, cell, value)
         lasting = not isinstance(holder, Scope) or holder.outer is None or (capture is not None and holder.born < capture.begin)
         if lasting:
             return self._tag(value, Cell(holder, key))
@@ -308,6 +312,8 @@ class Expressions(State):
         if len(origins) > MAX_ORIGINS:
             origins = left.origins
         marks = left.marks | right.marks
+        if "shape" in marks and op not in _COMPARISONS:
+            marks |= {"computed"}
         if left.known and right.known and op in _FOLD:
             try:
                 value = _FOLD[op](left.value, right.value)
@@ -518,7 +524,10 @@ class Expressions(State):
             return made
         if not values:
             return self.items("list", [], node.at)
-        return self.items("set" if node.kind == "set" else "list", values, node.at, exact)
+        made = self.items("set" if node.kind == "set" else "list", values, node.at, exact)
+        if self.captures and not self.open and any(isinstance(one, Tensor) for one in values):
+            self.happen(ev.MutateEvent, node.item.at, made, "collect", tuple(values))
+        return made
 
     def _rounds(self, node: ir.Comprehension, level: int, values: list[Value], keys: list[Value]) -> bool:
         """Runs the loops of a comprehension from `level` inwards; whether the result's length is known."""

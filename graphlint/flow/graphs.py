@@ -59,7 +59,13 @@ def begin(machine: Machine, kind: str, api: str, at: ir.Span, graph: Holder | No
     else:
         capture.stream = machine.streams[-1] if machine.streams else None
     pool = words.get("pool")
-    capture.tags |= {"pool"} if pool is not None else set()
+    if pool is not None:
+        capture.tags.add("pool")
+    stack: list[tuple[ev.Frame, ir.Span, int]] = [(machine.frame, at, machine.frame.loops)]
+    while stack[-1][0].parent is not None and stack[-1][0].call_at is not None:
+        above = stack[-1][0].parent
+        stack.append((above, stack[-1][0].call_at, above.loops))  # type: ignore[arg-type]
+    capture.stack = tuple(stack)
     machine.captures.append(capture)
     machine.open.append(capture)
     if graph is not None:
@@ -113,8 +119,13 @@ def begin_context(machine: Machine, manager: External, at: ir.Span) -> ev.Captur
 
 def replay(machine: Machine, graph: Value | None, at: ir.Span) -> None:
     holders = [one for one in alternatives(graph) if isinstance(one, Holder)] if graph is not None else []
+    locals_: dict[int, dict[Any, Value]] = {}
+    frame: ev.Frame | None = machine.frame
+    while frame is not None:
+        locals_.setdefault(id(frame.func), dict(frame.scope.slots))
+        frame = frame.parent
     for one in holders[:3] or [None]:  # type: ignore[list-item]
-        machine.happen(ev.ReplayEvent, at, one, machine.streams[-1] if machine.streams else None)
+        machine.happen(ev.ReplayEvent, at, one, machine.streams[-1] if machine.streams else None, locals_)
 
 
 def graph_method(machine: Machine, event: ev.CallEvent, graph: External | Instance, name: str) -> Value:

@@ -322,6 +322,8 @@ def _hosts(name: str, event: ev.CallEvent) -> Value:
             return Host(type(value).__name__, value, origins, marks)
         except Exception:  # Python would refuse as well
             pass
+    if "shape" in marks and name in ("min", "max", "round", "pow", "divmod"):
+        marks |= {"computed"}
     if name in ("min", "max", "abs", "sum", "pow", "divmod"):
         return Host(hosts[0].kind if hosts else "any", origins=origins, marks=marks) if hosts else UNKNOWN
     if name in kinds:

@@ -69,6 +69,7 @@ class State:
         self.autocast: list[Value] = []
         self.default_device = "cpu"
         self.quiet = 0
+        self.written_in_capture: set[Cell] = set()  # cells that some capture wrote: from then on reading them is an event
         self.gradients = Holder()  # id of a parameter's storage -> its gradient
         self.hooks: list[tuple[str, Value, Value]] = []
         self.functions: list[ClassInfo] = []  # custom autograd functions whose backward has not run yet
@@ -139,7 +140,10 @@ class State:
             value.storage.cell = Cell(holder, key)
         if isinstance(holder, Scope) and not (self.captures or holder.outer is None):
             return  # a local of a function, before anything was captured: nobody asks
-        self.happen(ev.WriteEvent, at, Cell(holder, key), old, value, how)
+        cell = Cell(holder, key)
+        if self.open and holder.born < self.open[-1].begin:
+            self.written_in_capture.add(cell)
+        self.happen(ev.WriteEvent, at, cell, old, value, how)
 
     def fork(self, *branches: Callable[[], int]) -> list[int]:
         """Runs each branch from the same state and joins what they leave; a branch that ends the function or loop leaves only what others can see."""

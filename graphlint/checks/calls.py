@@ -1,0 +1,112 @@
+"""Calls that stand in a rule's `[calls]` table, made in a capture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from graphlint import rulebook
+from graphlint.checks.base import Report, Walk, at, constant, on_device
+from graphlint.flow import events as ev
+from graphlint.flow import modules
+from graphlint.flow.values import Bound, External, Host, Instance, Tensor, Value, alternatives, tensors_in
+from graphlint.rulebook import ANY, REST, TENSOR, CallFact
+
+# rules whose lines name the call, and whose judgement needs more than the name
+JUDGED = frozenset({"host-copy", "host-index", "scalar-index", "seed-in-region", "unregistered-generator", "not-capturable", "unfused-scaler", "first-collective", "scheduler-in-region", "frozen-clock", "cpu-collective"})
+# methods that tell a tensor from other objects by their name alone
+ONLY_TENSORS = frozenset({"item", "cpu", "is_nonzero", "masked_select"})
+
+
+def listed_call(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
+    """The call is a line of some rule's table."""
+    found = fact_for(event, walk, rulebook.load())
+    if found is None or found.rule in JUDGED:
+        return
+    yield at(event, found.rule, why=found.why)
+
+
+def fact_for(event: ev.CallEvent, walk: Walk, book: rulebook.Rulebook) -> CallFact | None:
+    """The line that the call matches, for the torch release that the project targets."""
+    for name in _names(event):
+        for fact in book.calls.get(name, ()):
+            if fact.holds_for(walk.target) and matches(fact, event.args, event.keywords) and _concerns_device(event, fact):
+                return fact
+    return None
+
+
+def _names(event: ev.CallEvent) -> list[str]:
+    name = event.name
+    if name.startswith("builtins."):
+        return [name.partition(".")[2]]
+    if name.startswith("?."):
+        return [f"torch.Tensor.{name[2:]}"] if name[2:] in ONLY_TENSORS else []
+    names = [name]
+    if isinstance(event.receiver, Instance):
+        method = name.rpartition(".")[2]
+        names += [f"{base}.{method}" for base in event.receiver.cls.outside()]
+    if modules.is_module(event.receiver) if event.receiver is not None else False:
+        names.append(f"torch.nn.Module.{name.rpartition('.')[2]}")
+    return names
+
+
+def _concerns_device(event: ev.CallEvent, fact: CallFact) -> bool:
+    """A tensor call matters only for tensors that are not known to lie on the host."""
+    if isinstance(event.receiver, Tensor):
+        return on_device(event.receiver) is not None
+    if event.name.startswith("?."):
+        return True
+    if event.name.startswith("torch.") and not event.name.startswith(("torch.cuda.", "torch.distributed.")):
+        values = [*event.args, *event.keywords.values()]
+        tensors = [one for value in values for one in tensors_in(value)]
+        return not tensors or any(one.device in ("cuda", "?") for one in tensors)
+    return True
+
+
+# --- patterns --------------------------------------------------------------------------------------------------------
+
+
+def matches(fact: CallFact, args: Sequence[Value], keywords: Mapping[str, Value]) -> bool:
+    """Whether the arguments look like the ones that the fact describes."""
+    if fact.args is None:
+        return True
+    spread = any(isinstance(one, Bound) and one.func == "*" for one in args) or "**" in keywords
+    return _positional(fact.args, list(args), bool(fact.keywords), keywords) and all(_keyword(name, wanted, keywords, spread) for name, wanted in fact.keywords)
+
+
+def _positional(patterns: tuple[object, ...], args: list[Value], more: bool, keywords: Mapping[str, Value]) -> bool:
+    if not patterns:
+        return True
+    if patterns[0] == REST and isinstance(patterns[0], str):
+        if len(patterns) == 1:
+            return True
+        return any(_positional(patterns[1:], args[start:], more, keywords) for start in range(len(args) + 1))
+    if not args:
+        return False
+    if not _one(patterns[0], args[0]):
+        return False
+    if len(patterns) == 1:
+        return len(args) == 1 and (more or not keywords or set(keywords) <= {"out", "dim", "as_tuple"})
+    return _positional(patterns[1:], args[1:], more, keywords)
+
+
+def _one(pattern: object, value: Value) -> bool:
+    if pattern == ANY and isinstance(pattern, str):
+        return True
+    if pattern == TENSOR and isinstance(pattern, str):
+        return on_device(value) is not None or any(on_device(one) is not None for one in tensors_in(value))
+    found = constant(value)
+    if isinstance(pattern, str) and isinstance(found, str):
+        return found.split(":")[0] == pattern
+    return isinstance(value, Host) and value.known and found == pattern and type(found) is type(pattern)
+
+
+def _keyword(name: str, wanted: object, keywords: Mapping[str, Value], spread: bool) -> bool:
+    value = keywords.get(name)
+    if wanted is None:
+        return not spread and (value is None or isinstance(value, Host) and value.kind == "none")
+    if value is None:
+        return False
+    return any(_one(wanted, one) for one in alternatives(value))
+
+
+__all__ = ["External", "fact_for", "listed_call", "matches"]

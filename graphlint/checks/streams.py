@@ -1,0 +1,196 @@
+"""Streams, events and threads: work that leaves the capture, never comes back, or disturbs it from beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from graphlint.checks.base import Report, Walk, at, place, where
+from graphlint.flow import events as ev
+from graphlint.flow.values import External, Host, Tensor, Value, alternatives, tensors_in
+
+_WAITS = ("torch.cuda.Stream.wait_stream", "torch.cuda.Stream.wait_event", "torch.cuda.Event.wait")
+
+
+def side_streams(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
+    """Every stream that the region uses is forked from the capture before and joined after."""
+    if capture.kind == "warp":
+        return
+    forked: dict[int, ev.StreamEvent | ev.CallEvent] = {}
+    used: dict[int, ev.StreamEvent] = {}
+    current: list[Value] = [capture.stream] if capture.stream is not None else []
+    known = {id(one) for one in current}
+    entered: list[ev.StreamEvent] = []
+    for event in walk.inside(capture):
+        if isinstance(event, ev.StreamEvent):
+            if event.how == "enter":
+                entered.append(event)
+                stream = event.stream
+                if isinstance(stream, External) and stream.facts.get("default") and capture.stream is not stream:
+                    yield at(event, "default-stream", why="puts work on the default stream")
+            elif entered:
+                entered.pop()
+        elif isinstance(event, ev.CallEvent) and event.name in _WAITS:
+            yield from _waited(event, capture, forked, used, known, current)
+        elif entered and isinstance(event, (ev.CallEvent, ev.OpEvent)) and _is_work(event):
+            opened = entered[-1]
+            stream = opened.stream
+            if isinstance(stream, External) and id(stream) not in known and not stream.facts.get("default"):
+                if id(stream) not in forked:
+                    if id(stream) not in used:
+                        yield at(opened, "unforked-stream", value="")
+                    used[id(stream)] = opened
+                else:
+                    used[id(stream)] = opened
+    for ident, opened in used.items():
+        if ident in forked and ident not in known:
+            yield at(opened, "unjoined-stream", value="")
+
+
+def _waited(event: ev.CallEvent, capture: ev.Capture, forked: dict[int, ev.StreamEvent | ev.CallEvent], used: dict[int, ev.StreamEvent], known: set[int], current: list[Value]) -> Iterator[Report]:  # noqa: E501
+    """Who waits for whom: a side stream that waits for the capture is forked, one the capture waits for is joined."""
+    if event.name == "torch.cuda.Event.wait":
+        waiter: Value | None = event.args[0] if event.args else capture.stream
+        source: Value | None = event.receiver
+    else:
+        waiter, source = event.receiver, event.args[0] if event.args else None
+    for one in alternatives(source) if source is not None else ():
+        if not isinstance(one, External):
+            return
+        stream: Value | None = one
+        if one.name == "torch.cuda.Event":
+            recorded = one.facts.get("recorded")
+            if recorded is None:
+                return
+            _, inside, stream = recorded
+            if inside is not capture:
+                yield at(event, "outside-event")
+                return
+            if stream is None:
+                stream = capture.stream
+        source_in = stream is capture.stream or id(stream) in forked or stream is None
+        waiter_in = waiter is capture.stream or id(waiter) in forked
+        if source_in and not waiter_in and waiter is not None:
+            forked[id(waiter)] = event
+        elif waiter_in and id(stream) in forked:
+            known.add(id(stream))
+            used.pop(id(stream), None)
+            forked.pop(id(stream), None)
+            known.discard(id(stream))
+        elif waiter_in and not source_in and isinstance(stream, External) and not stream.facts.get("capture"):
+            yield at(event, "outside-event")
+
+
+def _is_work(event: ev.CallEvent | ev.OpEvent) -> bool:
+    """Whether it launches something on the GPU."""
+    if isinstance(event, ev.OpEvent):
+        return isinstance(event.result, Tensor) and not event.result.on_host
+    if event.name.startswith(("torch.cuda.Stream", "torch.cuda.Event", "torch.cuda.current", "builtins.", "torch.cuda.stream")):
+        return False
+    return any(not one.on_host for one in tensors_in(event.result))
+
+
+def unordered_replay(walk: Walk) -> Iterator[Report]:
+    """A result is read on a stream that does not wait for the stream of the replay."""
+    current: list[Value] = []
+    pending: dict[int, tuple[ev.ReplayEvent, External]] = {}
+    for event in walk.events:
+        if isinstance(event, ev.StreamEvent):
+            if event.how == "enter":
+                current.append(event.stream)
+            elif current:
+                current.pop()
+        elif isinstance(event, ev.ReplayEvent):
+            if isinstance(event.stream, External) and not event.stream.facts.get("default") and event.graph is not None:
+                pending[id(event.graph)] = (event, event.stream)
+        elif isinstance(event, ev.CallEvent):
+            _settle(event, pending, current)
+            yield from _unordered(event, [*event.args, *([event.receiver] if event.receiver is not None else []), *event.keywords.values()], pending, current)
+        elif isinstance(event, ev.OpEvent):
+            yield from _unordered(event, list(event.operands), pending, current)
+
+
+def _settle(event: ev.CallEvent, pending: dict[int, tuple[ev.ReplayEvent, External]], current: list[Value]) -> None:
+    name = event.name
+    if name in ("torch.cuda.synchronize", "torch.cuda.Event.synchronize", "torch.accelerator.synchronize"):
+        pending.clear()
+    elif name == "torch.cuda.Stream.synchronize":
+        for key, (_, stream) in list(pending.items()):
+            if stream is event.receiver:
+                del pending[key]
+    elif name in ("torch.cuda.Stream.wait_stream", "torch.cuda.Stream.wait_event", "torch.cuda.Event.wait"):
+        for key, (_, stream) in list(pending.items()):
+            if event.receiver is not stream:
+                del pending[key]
+
+
+def _unordered(event: ev.Event, values: list[Value], pending: dict[int, tuple[ev.ReplayEvent, External]], current: list[Value]) -> Iterator[Report]:
+    if event.capture is not None or not pending:
+        return
+    for value in values:
+        for one in tensors_in(value):
+            pool = one.storage.pool
+            if pool is None or pool.graph is None or id(pool.graph) not in pending:
+                continue
+            replay, stream = pending[id(pool.graph)]
+            if current and current[-1] is stream:
+                continue
+            del pending[id(pool.graph)]
+            report = at(replay, "unordered-replay", pool, why=f"runs on a side stream, and its result is read at {place(event.frame, event.at)} on a stream that does not wait for it")
+            report.related.append((event.frame, event.at, "the result is read here, without waiting"))
+            yield report
+            return
+
+
+def thread_in_capture(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
+    """Another thread uses the GPU while a capture in the global mode is open."""
+    if capture.mode != "global" or capture.kind not in ("graph", "manual"):
+        return
+    for owner, started, events in walk.machine.threads:
+        joined = owner.facts.get("joined", 0) if isinstance(owner, External) else _joined(owner, walk)
+        if started < capture.begin and not (joined and joined < capture.begin):
+            for event in events:
+                if isinstance(event, ev.CallEvent) and _touches_gpu(event):
+                    report = Report("thread-in-capture", capture.frame, capture.at, capture, {"value": "a thread started before"})
+                    report.words["value"] = _thread_name(owner)
+                    report.related.append((event.frame, event.at, "the thread uses the GPU here"))
+                    yield report
+                    return
+
+
+def _joined(owner: Value, walk: Walk) -> int:
+    return max((event.clock for event in walk.of(ev.CallEvent) if event.receiver is owner and event.name.endswith(".join")), default=0)
+
+
+def _thread_name(owner: Value) -> str:
+    cls = getattr(owner, "cls", None)
+    return cls.name if cls is not None else "threading.Thread"
+
+
+def _touches_gpu(event: ev.CallEvent) -> bool:
+    if event.name in ("torch.cuda.synchronize", "torch.Tensor.pin_memory", "torch.Tensor.item", "torch.Tensor.cpu"):
+        return True
+    pinned = event.keywords.get("pin_memory")
+    if isinstance(pinned, Host) and pinned.value is True:
+        return True
+    return event.name.startswith("torch.") and any(one.device == "cuda" for one in tensors_in(event.result))
+
+
+def nested_capture(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
+    """A capture or a replay inside a capture; a graph object captured twice."""
+    outer = next((one for one in walk.captures if one is not capture and one.begin < capture.begin and (one.end == 0 or one.end > capture.begin)), None)
+    if outer is not None and outer.kind != "compile" and capture.kind not in ("capture-safe", "compile"):
+        yield Report("nested-capture", capture.frame, capture.at, outer, {"why": f"begins while the capture at {where(outer)} is open,"})
+    if capture.graph is not None and capture.kind in ("graph", "manual"):
+        before = [one for one in walk.captures if one.graph is capture.graph and one.end and one.end < capture.begin]
+        if before and capture.sure and not _reset_between(capture, before[-1], walk):
+            yield Report("nested-capture", capture.frame, capture.at, capture, {"why": "captures a second time into a graph object that already holds a capture,"})
+
+
+def _reset_between(capture: ev.Capture, before: ev.Capture, walk: Walk) -> bool:
+    return any(event.name.endswith(".reset") and event.receiver is capture.graph and before.end < event.clock < capture.begin for event in walk.of(ev.CallEvent))
+
+
+def replay_in_capture(event: ev.ReplayEvent, walk: Walk) -> Iterator[Report]:
+    """`g.replay()` while a capture is open."""
+    if event.capture is not None and event.graph is not None and event.capture.kind in ("graph", "manual"):
+        yield at(event, "nested-capture", why="replays a graph")

@@ -1,0 +1,237 @@
+"""The engine on one screen: sources -> regions -> walks -> checks -> findings.
+
+Walks begin at the programs' own entries: files that run something when run. Every region that no such walk captured is walked from the function around
+it, with made-up arguments. What no walk could resolve is listed, never taken for clean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from graphlint import cache, checks, ir, regions, rulebook, summary
+from graphlint.checks.base import Report, Walk
+from graphlint.config import Config
+from graphlint.files import Source, Sources
+from graphlint.findings import Finding, LintResult, Place, Problem, RegionInfo, RegionRef, Related, Step
+from graphlint.flow import events as ev
+from graphlint.flow.machine import Machine
+from graphlint.link import Project
+from graphlint.regions import Region
+
+_ENTRY = ("__main__", "g.replay()", ".replay(")  # texts of files that do something when they are run
+MAX_ENTRIES = 400  # programs walked from their own entry; the rest is walked from its regions
+
+
+class Reader:
+    """Sources -> summaries, through the cache; what can't be read is a problem, once."""
+
+    def __init__(self, sources: Sources, settings: Config) -> None:
+        self.sources = sources
+        self.store = cache.summary_store(settings)
+        self.problems: dict[str, Problem] = {}
+        self.known: dict[str, ir.Summary | None] = {}
+
+    def summary(self, name: str, near: str) -> ir.Summary | None:
+        """The module `name` as the file `near` would import it."""
+        source = self.sources.by_module(name, self.sources.by_path(near))
+        return None if source is None else self.of(source)
+
+    def by_path(self, path: str) -> ir.Summary | None:
+        source = self.sources.by_path(path)
+        return None if source is None else self.of(source)
+
+    def of(self, source: Source) -> ir.Summary | None:
+        if source.path not in self.known:
+            self.known[source.path] = self._read(source)
+        return self.known[source.path]
+
+    def _read(self, source: Source) -> ir.Summary | None:
+        if source.check():
+            return None
+        key = source.digest + summary.SCHEMA.to_bytes(2, "big")
+        stored = self.store.get(key)
+        if stored is not None:
+            try:
+                found = summary.decode(stored)
+                return msgspec.structs.replace(found, path=source.path, module=source.module)
+            except msgspec.MsgspecError:
+                pass  # a foreign or older entry: read anew
+        try:
+            made = summary.read(source.path, source.module, source.text)
+        except summary.SourceError as error:
+            self.problems[source.path] = Problem(source.path, error.row, str(error))
+            return None
+        self.store.put(key, summary.encode(made))
+        return made
+
+
+def analyse(sources: Sources, settings: Config) -> LintResult:
+    """Raw findings (not yet selected, suppressed or sorted), regions, and what stayed unresolved."""
+    reader = Reader(sources, settings)
+    project = Project(reader)
+    found = find_regions(sources, reader, project, settings)
+    lint = _Lint(sources, reader, settings)
+    for path in _entries(sources, found):
+        lint.walk_entry(path)
+    for region in found:
+        if not lint.covered(region):
+            lint.walk_region(region)
+    return LintResult(
+        findings=tuple(lint.findings.values()),
+        problems=tuple(reader.problems.values()),
+        regions=tuple(lint.info(region) for region in found),
+        unresolved=tuple(lint.unresolved.values()),
+    )
+
+
+def find_regions(sources: Sources, reader: Reader, project: Project, settings: Config) -> list[Region]:
+    """Every capture region of the project."""
+    texts = ((source.path, source.text) for source in sources if not source.check())
+    return regions.find_all(texts, reader.by_path, project, settings.regions)
+
+
+def _entries(sources: Sources, found: Iterable[Region]) -> list[str]:
+    """Files to walk from the top: they hold a region or use a module that holds one, and run something."""
+    holding = {region.path for region in found}
+    modules = {region.module.rpartition(".")[2] for region in found}
+    entries = []
+    for source in sources:
+        text = source.text if source.path in holding or "__main__" in source.text else ""
+        if "__main__" in text and (source.path in holding or any(name and name in text for name in modules)):
+            entries.append(source.path)
+        elif source.path in holding and any(mark in text for mark in _ENTRY):
+            entries.append(source.path)
+    return entries[:MAX_ENTRIES]
+
+
+class _Lint:
+    """Runs walks and collects what their checks report."""
+
+    def __init__(self, sources: Sources, reader: Reader, settings: Config) -> None:
+        self.sources = sources
+        self.reader = reader
+        self.settings = settings
+        self.book = rulebook.load()
+        self.findings: dict[tuple[object, ...], Finding] = {}
+        self.unresolved: dict[tuple[str, int], Problem] = {}
+        self.walked: dict[tuple[str, int], bool] = {}  # region begun at -> resolved
+        self.lines: dict[str, list[str]] = {}
+
+    # -- walks
+
+    def walk_entry(self, path: str) -> None:
+        self._walk(path, None)
+
+    def walk_region(self, region: Region) -> None:
+        if region.function:
+            self._walk(region.path, region.function)
+
+    def _walk(self, path: str, function: str | None) -> None:
+        project = Project(self.reader)  # each walk has scopes of its own
+        text = self.reader.by_path(path)
+        if text is None:
+            return
+        module = project.add(text)
+        machine = Machine(project, self.settings.target_torch, frozenset(self.settings.regions))
+        if function is None:
+            machine.walk_main(module)
+        else:
+            machine.walk_function(module, function)
+        for capture in machine.captures:
+            where = (capture.frame.module.path, capture.at[0])
+            self.walked[where] = self.walked.get(where, True) and not machine.unresolved
+        for (file, row), why in machine.unresolved.items():
+            self.unresolved.setdefault((file, row), Problem(file, row, why))
+        walk = Walk(machine)
+        for report in checks.run(walk):
+            self._keep(report, walk)
+
+    def covered(self, region: Region) -> bool:
+        return any((region.path, row) in self.walked for row in range(region.row, region.end_row + 1))
+
+    def info(self, region: Region) -> RegionInfo:
+        resolved = any(self.walked.get((region.path, row), False) for row in range(region.row, region.end_row + 1))
+        return RegionInfo(region.path, region.row, region.end_row, region.kind, region.api, region.captured, resolved)
+
+    # -- reports -> findings
+
+    def _keep(self, report: Report, walk: Walk) -> None:
+        finding = self.finding(report)
+        key = (finding.at, finding.code)
+        known = self.findings.get(key)
+        if known is None or len(finding.trace) < len(known.trace):
+            self.findings[key] = finding
+
+    def finding(self, report: Report) -> Finding:
+        rule = self.book.by_name[report.rule]
+        text = self.text(report.frame, report.at)
+        words = {"call": text, "value": text, "why": "", "where": ""}
+        if report.capture is not None:
+            words["where"] = f"{_short(report.capture.frame.module.path)}:{report.capture.at[0]}"
+        words.update({key: value for key, value in report.words.items() if value})
+        return Finding(
+            code=rule.code,
+            name=rule.name,
+            family=rule.family,
+            severity=rule.severity,
+            message=rule.message.format_map(words),
+            help=report.help or rule.help,
+            at=self.place(report.frame, report.at),
+            region=_region(report.capture),
+            trace=tuple(trace(report.frame, report.capture)),
+            related=tuple(Related(frame.module.path, at[0], why) for frame, at, why in report.related),
+        )
+
+    def _source_lines(self, path: str) -> list[str]:
+        if path not in self.lines:
+            source = self.sources.by_path(path)
+            self.lines[path] = source.text.split("\n") if source is not None else []
+        return self.lines[path]
+
+    def place(self, frame: ev.Frame, at: ir.Span) -> Place:
+        path = frame.module.path
+        lines = self._source_lines(path)
+        return Place(path, at[0], _column(lines, at[0], at[1]), at[2], _column(lines, at[2], at[3]))
+
+    def text(self, frame: ev.Frame, at: ir.Span) -> str:
+        """The source text of a span on one line, cut where it gets long."""
+        lines = self._source_lines(frame.module.path)
+        if not 0 < at[0] <= len(lines):
+            return ""
+        if at[0] == at[2]:
+            raw = lines[at[0] - 1].encode()[at[1] : at[3]].decode(errors="replace")
+        else:
+            raw = " ".join([lines[at[0] - 1].encode()[at[1] :].decode(errors="replace"), *lines[at[0] : at[2]]])
+        flat = " ".join(raw.split())
+        return flat if len(flat) <= 60 else flat[:57].rstrip() + "..."
+
+
+def _column(lines: list[str], row: int, offset: int) -> int:
+    """A byte offset in a row -> a column that counts characters from 1."""
+    if not 0 < row <= len(lines):
+        return offset + 1
+    line = lines[row - 1]
+    return offset + 1 if line.isascii() else len(line.encode()[:offset].decode(errors="ignore")) + 1
+
+
+def _short(path: str) -> str:
+    return path.replace("\\", "/").rpartition("/")[2]
+
+
+def _region(capture: ev.Capture | None) -> RegionRef | None:
+    return None if capture is None else RegionRef(capture.frame.module.path, capture.at[0], capture.kind)
+
+
+def trace(frame: ev.Frame, capture: ev.Capture | None) -> Iterator[Step]:
+    """The calls that lead from the capture to the frame, outermost first."""
+    steps: list[Step] = []
+    here: ev.Frame | None = frame
+    while here is not None and here.call_at is not None and here.parent is not None and (capture is None or here is not capture.frame):
+        steps.append(Step(here.parent.module.path, here.call_at[0], here.name))
+        here = here.parent
+    if capture is not None and here is not capture.frame and capture.kind not in ("compile", "capture-safe"):
+        # the fault lies beside the region (a refill, a later change): the way there says nothing about the capture
+        return
+    yield from reversed(steps[:12])
