@@ -13,11 +13,15 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from graphlint.findings import Finding as Finding
     from graphlint.pipeline import lint as lint
+    from graphlint.runtime.parity import parity as parity
+    from graphlint.runtime.profiling import profile as profile
 
 # public name -> module that defines it
 _LAZY = {
     "lint": "graphlint.pipeline",
     "Finding": "graphlint.findings",
+    "parity": "graphlint.runtime.parity",
+    "profile": "graphlint.runtime.profiling",
 }
 
 __all__ = ["__version__", *sorted(_LAZY)]  # noqa: PLE0604
