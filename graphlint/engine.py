@@ -125,8 +125,7 @@ class _Lint:
         self._walk(path, None)
 
     def walk_region(self, region: Region) -> None:
-        if region.function:
-            self._walk(region.path, region.function)
+        self._walk(region.path, region.function or None)  # no function: the file's own top level captures
 
     def _walk(self, path: str, function: str | None) -> None:
         project = Project(self.reader)  # each walk has scopes of its own
