@@ -72,6 +72,13 @@ def _telling(name: str) -> list[str]:
     return parts if len(parts) == 2 and parts[0][:1].isupper() else parts[-1:]
 
 
+def uses(text: str, users: Iterable[tuple[str, tuple[str, ...]]]) -> bool:
+    """Whether `text` may use one of the helpers: it calls the name and holds one of the words that stand near it."""
+    return any(
+        name in text and calls(text, (name,)) and (not near or any(one in text for one in near)) for name, near in users
+    )
+
+
 def calls(text: str, names: Iterable[str]) -> bool:
     """Whether `text` seems to call, subclass or decorate with one of `names`; a definition or import alone does not."""
     for name in names:

@@ -51,12 +51,12 @@ class Deriver:
             and yields(region.body)
             and _is_context_manager(scope.func)
         ):
-            self.facts.add_context(self._name(scope), region.kind, method=_is_method(scope))
+            self.facts.add_context(self.module, scope, region.kind)
         if scope.parent is not None and scope.parent.kind == "class" and region.kind in _ENTERED:
             entry = scope.parent.binds.get("__enter__") or scope.parent.binds.get("__aenter__")
             if entry and not region.body and scope.func.name in self._reached(scope.parent, entry[0].func):
                 kind = "graph" if region.kind == "manual" else region.kind
-                self.facts.add_context(self._name(scope.parent), kind, method=False)
+                self.facts.add_context(self.module, scope.parent, kind)
 
     def _reached(self, cls: Scope, start: object) -> set[str]:
         """The methods of the class that `start` runs on `self`, itself included."""
@@ -84,7 +84,7 @@ class Deriver:
                     continue
                 context = self.search.contexts.of(value, Where(scope, spot))
                 if context is not None:
-                    self.facts.add_context(self._name(scope), context.kind, method=_is_method(scope))
+                    self.facts.add_context(self.module, scope, context.kind)
                     if any("property" in render(one) for one in scope.func.decorators):
                         self.facts.properties.add(self._name(scope))
 
@@ -102,7 +102,7 @@ class Deriver:
                     made = Wrapper(
                         "wrapper", (), self._switches(self._constructor(scope)), conditional=self._conditional(scope)
                     )
-                    self.facts.add_wrapper(self._name(scope), made)
+                    self.facts.add_wrapper(self.module, scope, made)
 
     def _inherit(self, scope: Scope, base: str) -> None:
         kind = apis.context_kind(base)
@@ -110,7 +110,7 @@ class Deriver:
         if kind is None and canonical is not None:
             kind = self.facts.contexts.get(canonical)
         if kind is not None:
-            self.facts.add_context(self._name(scope), kind, method=False)
+            self.facts.add_context(self.module, scope, kind)
         wrapper = self.facts.wrappers.get(canonical) if canonical is not None else None
         if wrapper is not None:
             own = self._constructor(scope)
@@ -119,7 +119,7 @@ class Deriver:
                 takes = tuple(one for param in takes for one in _parameters(own.func) if one.name == param.name)
                 wrapper = wrapper._replace(takes=takes, switches=self._switches(own))
             if takes or not wrapper.takes or wrapper.decorates:
-                self.facts.add_wrapper(self._name(scope), wrapper)
+                self.facts.add_wrapper(self.module, scope, wrapper)
 
     def _constructor(self, cls: Scope) -> Scope | None:
         made = cls.binds.get("__init__")
@@ -151,16 +151,16 @@ class Deriver:
             conditional=not found.region.certain or self._conditional(holder),
         )
         if cls is None or cls.kind != "class" or not _is_method(root.scope):
-            self.facts.add_wrapper(self._name(root.scope), wrapper)
+            self.facts.add_wrapper(self.module, root.scope, wrapper)
         elif func.name == "__init__":
-            self.facts.add_wrapper(self._name(cls), wrapper)
+            self.facts.add_wrapper(self.module, cls, wrapper)
         elif func.name == "__call__" and found.scope.owner_class() is cls and _keeps(cls, root.name):
             made = self._constructor(cls)
             self.facts.add_wrapper(
-                self._name(cls), wrapper._replace(takes=(), switches=self._switches(made), decorates=True)
+                self.module, cls, wrapper._replace(takes=(), switches=self._switches(made), decorates=True)
             )
         else:
-            self.facts.add_wrapper(self._name(root.scope), wrapper)
+            self.facts.add_wrapper(self.module, root.scope, wrapper)
 
     def _conditional(self, holder: Scope) -> bool:
         """Whether a function, or any method of a class, asks a setting about graphs that is no parameter of it."""

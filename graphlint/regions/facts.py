@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from graphlint import ir
+from graphlint.regions.scopes import Scope
 
 
 class Parameter(NamedTuple):
@@ -17,6 +18,13 @@ class Parameter(NamedTuple):
     name: str
     position: int
     default: ir.Expr | None = None
+
+
+class Use(NamedTuple):
+    """How another file would use a helper: it calls `name`, and holds one of `near` (its module or class), if any."""
+
+    name: str
+    near: tuple[str, ...]
 
 
 class Wrapper(NamedTuple):
@@ -45,19 +53,25 @@ class Facts:
         self.terminals: set[str] = set()
         self.properties: set[str] = set()  # contexts that are read, not called
         self.declared: set[str] = set()
+        self.users: set[Use] = set()
         self.size = 0
         self._alias: dict[tuple[str, str], str | None] = {}
 
-    def add_context(self, name: str, kind: str, *, method: bool) -> None:
+    def add_context(self, module: str, scope: Scope, kind: str) -> None:
+        """The function or class of `scope` is a context manager that captures, or returns one."""
+        name = f"{module}.{scope.qualname}"
         if name in self.contexts:
             return
         self.contexts[name] = kind
         terminal = name.rpartition(".")[2]
-        if method and distinctive(terminal):
+        if scope.parent is not None and scope.parent.kind == "class" and distinctive(terminal):
             self.methods[terminal] = kind
-        self._grew(terminal)
+            self.users.add(Use(terminal, ()))
+        self._grew(module, scope)
 
-    def add_wrapper(self, name: str, wrapper: Wrapper) -> None:
+    def add_wrapper(self, module: str, scope: Scope, wrapper: Wrapper) -> None:
+        """The function or class of `scope` captures what it is given."""
+        name = f"{module}.{scope.qualname}"
         known = self.wrappers.get(name)
         if known is not None:
             takes = tuple(dict.fromkeys(known.takes + wrapper.takes))
@@ -71,14 +85,15 @@ class Facts:
                 return
             wrapper = merged
         self.wrappers[name] = wrapper
-        self._grew(name.rpartition(".")[2])
+        self._grew(module, scope)
 
     def declare(self, name: str) -> None:
         """A name that the configuration says captures: in a `with`, as a decorator, or called with a callable."""
         self.declared.add(name)
         self.contexts[name] = "graph"
         self.wrappers[name] = Wrapper("wrapper", (Parameter("fn", 0),), decorates=True)
-        self._grew(name.rpartition(".")[2])
+        self.terminals.add(name.rpartition(".")[2])
+        self.size += 1
 
     def withdraw(self, name: str) -> None:
         """A declared name that turned out to be no helper."""
@@ -86,11 +101,6 @@ class Facts:
         self.wrappers.pop(name, None)
         self.size += 1
         self._alias.clear()
-
-    def callable_names(self) -> set[str]:
-        """The names by which other files may call what was found."""
-        names = {name.rpartition(".")[2] for name in (*self.wrappers, *self.contexts)}
-        return {name for name in names if len(name) > 3 and not name.startswith("__")}
 
     def versions(self, terminals: set[str]) -> set[tuple[str, object]]:
         """The facts that calls with these terminal names may mean."""
@@ -104,10 +114,16 @@ class Facts:
                 out.add((name, (takes, wrapper.decorates, wrapper.backward, wrapper.conditional)))
         return out
 
-    def _grew(self, terminal: str) -> None:
+    def _grew(self, module: str, scope: Scope) -> None:
+        terminal = scope.qualname.rpartition(".")[2]
         self.terminals.add(terminal)
         self.size += 1
         self._alias.clear()
+        around = scope.parent
+        if around is None or around.kind == "module":
+            self.users.add(Use(terminal, tuple(module.split("."))))
+        elif around.kind == "class" and around.parent is not None and around.parent.kind == "module":
+            self.users.add(Use(terminal, (around.qualname,)))
 
     def canonical(self, name: str, near: str, follow: Callable[[str, str], str | None]) -> str | None:
         """The name under which a fact is kept for `name` as seen from the file `near`, re-exports followed; or None."""

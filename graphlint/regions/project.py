@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from graphlint import ir
 from graphlint.regions import anchors
 from graphlint.regions.derive import Deriver
-from graphlint.regions.facts import Facts
+from graphlint.regions.facts import Facts, Use
 from graphlint.regions.region import Region
 from graphlint.regions.search import FileSearch, Found
 
@@ -39,8 +39,8 @@ class Search:
         if summary.path not in self.files:
             self.files[summary.path] = FileSearch(summary, self.facts, self._follow)
 
-    def learn(self) -> set[str]:
-        """Goes round the files until no new helper is found; returns the names by which other files would call them."""
+    def learn(self) -> set[Use]:
+        """Goes round the files until no new helper is found; returns how other files would use them."""
         for _ in range(_ROUNDS):
             before = self.facts.size
             for path, search in self.files.items():
@@ -51,7 +51,7 @@ class Search:
                     Deriver(search, self.facts).learn(self._found[path])
             if self.facts.size == before:
                 break
-        return self.facts.callable_names()
+        return set(self.facts.users)
 
     def _known_to(self, search: FileSearch) -> int:
         """A number that changes when a fact appears that this file mentions."""
@@ -119,13 +119,13 @@ def find_all(
             _add(search, read(path))
         else:
             waiting[path] = text
-    asked: set[str] = set()
+    asked: set[Use] = set()
     for _ in range(_ROUNDS):
         new = search.learn() - asked
         if not new:
             break
         asked |= new
-        for path in [path for path, text in waiting.items() if anchors.calls(text, new)]:
+        for path in [path for path, text in waiting.items() if anchors.uses(text, new)]:
             del waiting[path]
             _add(search, read(path))
     return search.regions()
