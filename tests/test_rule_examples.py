@@ -26,7 +26,7 @@ MEASURED: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "measure
 BLOCK = re.compile(r"^```py\n(.*?)^```", re.S | re.M)
 MARK = re.compile(r"\s*# (error|or)(?:: \[([a-z-]+)\])?(?=\s*$|\s+#)")
 # Programs that fail for a reason which the linter says it does not look for (`Known limits` of the page named).
-LIMITS: dict[str, str] = {}
+LIMITS = {"ipc_share": "stream-sync"}
 
 
 def programs(rule: Rule) -> Iterator[tuple[str, bool, str]]:
@@ -50,7 +50,7 @@ def marks(text: str, rule: str) -> dict[str, dict[str, set[int]]]:
 
 def lint(folder: Path, name: str, text: str) -> list[Finding]:
     """The findings of one program, for the torch release that its first line may ask for."""
-    file = folder / f"{name.replace('-', '_')}.py"
+    file = folder / f"program_{name.replace('-', '_')}.py"  # a file `pickle.py` would hide the module of that name
     file.write_text(text, encoding="utf-8")
     wanted = re.match(r"# target-torch: (\S+)", text)
     settings = config.Config(root=str(folder), cache=False)
@@ -90,7 +90,7 @@ def test_the_linter_agrees_with_the_gpu(row: dict[str, Any], tmp_path: Path) -> 
     text = f"# target-torch: {release}\n" + measure.program(row)
     crashes = sorted({finding.name for finding in lint(tmp_path, row["name"], text) if finding.severity == "crash"})
     if row["name"] in LIMITS:
-        assert crashes == []
+        assert crashes == [] and "_share_cuda_" in BOOK.by_name[LIMITS[row["name"]]].page
     elif row["verdict"] == "capture-error":
         assert row["rule"] in crashes
     elif row["name"] not in {"manual_seed", "cuda_manual_seed"}:  # seeded alike: see `seed-in-region`
