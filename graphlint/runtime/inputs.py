@@ -123,6 +123,7 @@ class StaticInputs:
 
     def poison(self) -> None:
         """Fills floating-point buffers with NaN: a replay that does not copy an input will show it."""
+        self.filled = self.size
         with torch.no_grad():
             for i in self.copied:
                 buffer = self.leaves[i].detach()

@@ -40,6 +40,7 @@ class State:
         self.found = found
         self.device = device
         self.generators = [*default_generators]
+        self.copied: frozenset[int] | None = None  # storages that snapshots copy beside buffers; None: everything
         self.observed: list[torch.Tensor] = []  # tensors outside `found` that a watched call wrote
         self.add_generators(found.generators)
 
@@ -99,9 +100,13 @@ class Snapshot:
 
     def _copy(self, room: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         stores: dict[tuple[int, torch.device], torch.Tensor] = {}
-        for tensor in [value for _, value in self.bindings] + self.state.observed:
+        copied = self.state.copied
+        places = [(slot.kind, value) for slot, value in self.bindings] + [("tensor", t) for t in self.state.observed]
+        for kind, tensor in places:
             if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
                 storage = tensor.untyped_storage()
+                if copied is not None and kind != "buffer" and storage.data_ptr() not in copied:
+                    continue
                 if storage.nbytes():
                     stores.setdefault((storage.data_ptr(), tensor.device), tensor)
         live = [bytes_of(tensor) for tensor in stores.values()]

@@ -1,0 +1,369 @@
+"""From a call without a graph to a captured, proved one: warm up, capture, settle, verify. Each step leaves the world as one eager call.
+
+    S0 --watched call, undone--> S0 --the caller's real call--> S1 --warm-up, capture, verification, all undone--> S1
+
+If anything fails, either the caller gets the error and the world is S0 again, as if nothing had been tried, or (when eager was asked
+for) the caller gets the real call's result and the world is S1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from graphlint.runtime.backend import CaptureFailed, CaptureRequest, GraphBackend
+from graphlint.runtime.buckets import BucketPlan, Unpad
+from graphlint.runtime.errors import CaptureError, SignatureError, Where, error_of
+from graphlint.runtime.inputs import StaticInputs, shared_memory
+from graphlint.runtime.options import Options
+from graphlint.runtime.replay import Captured
+from graphlint.runtime.report import GraphReport
+from graphlint.runtime.spec import Spec, flatten, unflatten_call
+from graphlint.runtime.state import Snapshot, State
+from graphlint.runtime.translate import translate
+from graphlint.runtime.verify import Trial, verify
+from graphlint.runtime.warmup import Watched, repeat, tensor_lr, watch_call
+from graphlint.runtime.watch import watch_of
+
+DEFAULT_STEPS = 3
+
+
+@dataclass
+class Call:
+    """One call on its way to a graph."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: list[Any]
+    spec: Spec
+    plan: BucketPlan | None = None
+
+
+@dataclass
+class Admission:
+    """What it takes to make graphs for one call; `result` is what the caller gets.
+
+    `entry` is how gradients stand when the call begins (see Captured), `deferred` that the next call will tell.
+    """
+
+    fn: Callable[..., Any]
+    call: Call
+    options: Options
+    state: State
+    backend: GraphBackend
+    stream: Any
+    where: Where | None
+    notes: list[str]
+    before: Snapshot = field(init=False)
+    after: Snapshot = field(init=False)
+    watched: Watched = field(default_factory=Watched)
+    result: Any = None
+    outputs: list[Any] = field(default_factory=list)
+    entry: str = "any"
+    changing: frozenset[str] = frozenset()
+    host_changes: list[str] = field(default_factory=list)
+    ran: bool = False
+
+    @property
+    def room(self) -> int:
+        """Bytes that snapshots may count on."""
+        return self.backend.free_bytes(self.state.device)
+
+    def real_call(self) -> None:
+        """Watches the call without a trace, then runs it once for the caller. What the call itself raises goes to the caller."""
+        call = self.call
+        self.before = self.state.snapshot(self.room)
+        self.watched = watch_call(
+            lambda: self.fn(*call.args, **call.kwargs), self.state, self.backend, self.stream, self.room
+        )
+        if self.watched.failed:
+            self.notes.append(
+                f"the watched call failed ({self.watched.failed}); the graph was made without what it shows"
+            )
+        elif self.options.mode != "step":
+            self.state.copied = frozenset(self.watched.writes)
+        self._check_writes()
+        if self.options.tensor_lr and self.options.mode == "step":
+            for label in tensor_lr(self.state, self.watched):
+                self.notes.append(f"`{label}` is a device tensor now, so that schedulers reach the graph")
+        with self.backend.on_stream(self.stream):
+            self.result = self.fn(*call.args, **call.kwargs)
+        self.ran = True
+        changes = self.before.host_changes()
+        self.changing = frozenset(change.label for change in changes)
+        optimizers = tuple(self.state.found.optimizers)
+        told = [change for change in changes if not optimizers or not change.label.startswith(optimizers)]
+        self.host_changes = [f"{change.label}: {change.before!r} -> {change.after!r}" for change in told]
+        self.after = self.state.snapshot(self.room)
+        self.outputs = flatten(self.result)[0]
+        self._check_outputs()
+
+    def _check_writes(self) -> None:
+        name = shared_memory(self.call.spec, self.call.leaves, set(self.watched.writes))
+        if name:
+            raise SignatureError(
+                f"argument `{name}` shares memory with another argument, and the call writes it",
+                rule="overlapping-input",
+                stage="warmup",
+                where=self.where,
+            )
+
+    def _check_outputs(self) -> None:
+        """Without autograd at the boundary, a result that hangs on parameters would silently lose its gradient."""
+        if self.options.mode == "autograd" or self.watched.backward or self.watched.failed:
+            return
+        if any(isinstance(out, torch.Tensor) and out.requires_grad and out.grad_fn is not None for out in self.outputs):
+            raise SignatureError(
+                f"the result requires grad, but mode {self.options.mode!r} replays no backward",
+                rule="live-autograd-output",
+                stage="warmup",
+                where=self.where,
+            )
+
+    def undo(self) -> None:
+        """Back to S0, as if nothing had been tried."""
+        self.watched.undo()
+        self.before.restore()
+
+    def written_arguments(self) -> list[int]:
+        """Leaves that the call changes in place."""
+        spec, leaves = self.call.spec, self.call.leaves
+        return [
+            i
+            for i in spec.tensor_indices
+            if spec.aliases[i] == i and leaves[i].untyped_storage().data_ptr() in self.watched.writes
+        ]
+
+    def private(self, leaves: list[Any]) -> list[Any]:
+        """The same call on copies of what it would change."""
+        written = set(self.written_arguments())
+        return [leaf.detach().clone() if i in written else leaf for i, leaf in enumerate(leaves)]
+
+    def decide_entry(self, deferred: bool) -> bool:
+        """How gradients must stand at entry. False when only the next call can tell (see `Captured.entry`)."""
+        self.entry = "any"
+        had = any(grad is not None for _, grad in self._grads(self.before))
+        got = [(param, grad) for param, grad in self._grads(self.after) if grad is not None]
+        if self.options.mode != "step" or not got or self._grads_untouched(got):
+            repeat(self._static_call(), self.options.warmup - 1, self.after, self.backend, self.stream)
+            return True
+        last = repeat(self._static_call(), max(1, self.options.warmup - 1), self.after, self.backend, self.stream)
+        params = [param for _, param in self.state.found.parameters()]
+        now = {id(param): grad for param, grad in zip(params, last, strict=True)}
+        if all(now.get(id(param)) is not grad for param, grad in got):
+            return True
+        self.entry = "some" if had else "none"
+        return self.entry == "some" or deferred
+
+    def _grads(self, snapshot: Snapshot) -> list[tuple[Any, Any]]:
+        return snapshot._parameters
+
+    def _grads_untouched(self, got: list[tuple[Any, Any]]) -> bool:
+        held = {id(grad) for _, grad in self._grads(self.before)}
+        return not self.watched.failed and all(
+            id(grad) in held and grad.untyped_storage().data_ptr() not in self.watched.writes for _, grad in got
+        )
+
+    def _static_call(self) -> Callable[[], Any]:
+        """The call on buffers of its own, for warm-up."""
+        leaves = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in self.call.leaves]
+        for leaf, own in zip(leaves, self.call.leaves, strict=True):
+            if isinstance(leaf, torch.Tensor) and own.requires_grad:
+                leaf.requires_grad_(True)
+        args, kwargs = unflatten_call(self.call.spec.tree, leaves)
+        return lambda: self.fn(*args, **kwargs)
+
+    def clear_entry(self) -> None:
+        """Gradients as the call finds them."""
+        if self.entry == "none":
+            for _, param in self.state.found.parameters():
+                param.grad = None
+
+    def capture(self, size: int, pool: Any) -> Captured:
+        """Captures the call (at bucket `size`, if it has buckets). Raises CaptureError; the process is sane either way."""
+        spec = self.call.plan.widen(self.call.spec, size) if self.call.plan else self.call.spec
+        static = StaticInputs(spec, self.call.leaves, self.call.plan, size, self.options.mode == "autograd")
+        static.load(self.call.leaves)
+        self.after.restore()
+        self.clear_entry()
+        if self.call.plan:
+            self._warm(static)
+        outputs: Any = None
+        try:
+            graph, outputs = self.backend.capture(lambda: self._body(static), self._request(pool))
+        except CaptureFailed as failed:
+            raise self._translated(failed) from failed.first
+        leaves, tree, _ = flatten(outputs)
+        del outputs
+        leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf for leaf in leaves]
+        leaves = [_same_or(leaf, static) for leaf in leaves]
+        grads = self._settle()
+        written = self.written_arguments()
+        report = GraphReport(_describe(spec), graph.node_counts(), input_bytes=static.nbytes)
+        report.copied = tuple(spec.names[i] for i in static.copied)
+        watch = watch_of(self.state, self.options.watch, self.changing, self.entry == "some")
+        report.watched = watch.promise
+        captured = Captured(
+            spec, graph, static, leaves, tree, self.entry, grads, written, watch,
+            list(self.state.found.modules.values()), report, self.options.outputs,
+            keep=self._outside(),
+        )  # fmt: skip
+        captured.unpad = self._unpad(captured)
+        return captured
+
+    def _warm(self, static: StaticInputs) -> None:
+        """A bucket is another shape: it gets a warm-up of its own."""
+        args, kwargs = static.call()
+        for _ in range(max(1, self.options.warmup - 1)):
+            with self.backend.on_stream(self.stream):
+                self.fn(*args, **kwargs)
+            self.after.restore()
+            self.clear_entry()
+
+    def _body(self, static: StaticInputs) -> Any:
+        args, kwargs = static.call()
+        if torch.is_autocast_enabled(self.backend.device_type):
+            torch.clear_autocast_cache()  # a weight cast before the capture would be frozen ...
+        try:
+            return self.fn(*args, **kwargs)
+        finally:
+            if torch.is_autocast_enabled(self.backend.device_type):
+                torch.clear_autocast_cache()  # ... and one cast inside must not leave it
+
+    def _request(self, pool: Any) -> CaptureRequest:
+        own = self.backend.generators(self.state.device)
+        extra = tuple(
+            g for g in self.state.generators if all(g is not o for o in own) and g.device == self.state.device
+        )
+        mode = self.options.capture_error_mode
+        return CaptureRequest(self.state.device, self.stream, pool, mode, extra, True)
+
+    def _translated(self, failed: CaptureFailed) -> BaseException:
+        if isinstance(failed.first, KeyboardInterrupt):
+            return failed.first
+        memory = self.backend.out_of_memory(failed.first)
+        error = translate(failed.first, self.watched.events, self.where, memory)
+        if not failed.healed:
+            error = error_of("damaged-process")(
+                f"{error.reason}; the capture could not be ended cleanly and the process is damaged",
+                rule="damaged-process",
+                stage=error.stage,
+                where=error.where,
+                cause=failed.first,
+            )
+        return error
+
+    def _settle(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Sets the world to S1, but keeps what the graph bound anew (gradients, attributes) bound to the graph's memory."""
+        old = {slot.label: tensor for slot, tensor in self.after.bindings}
+        moved = [
+            (slot, new) for slot in self.state.slots()
+            if isinstance(new := slot.get(), torch.Tensor) and new is not old.get(slot.label)
+        ]  # fmt: skip
+        self.after.restore()
+        with torch.inference_mode(False), torch.no_grad():
+            for slot, new in moved:
+                was = old.get(slot.label)
+                if not isinstance(was, torch.Tensor) or was.shape != new.shape or slot.kind == "hyperparameter":
+                    continue
+                if slot.kind != "gradient":
+                    self._refuse_recurrence(slot.label)
+                bound = new.detach() if new.requires_grad and slot.kind != "parameter" else new
+                bound.copy_(was)
+                slot.set(bound)
+        if self.options.mode != "step":
+            return []
+        fresh = {id(new) for slot, new in moved if slot.kind == "gradient"}
+        params = [p for _, p in self.state.found.parameters() if p.grad is not None]
+        return [(p, p.grad) for p in params if p.grad is not None and (id(p.grad) in fresh or self.entry == "some")]
+
+    def _refuse_recurrence(self, label: str) -> None:
+        first = next((tensor for slot, tensor in self.before.bindings if slot.label == label), None)
+        if isinstance(first, torch.Tensor):
+            address = first.untyped_storage().data_ptr()
+            if any(t.untyped_storage().data_ptr() == address for t in self.watched.reads):
+                raise error_of("replaced-buffer")(
+                    f"the call reads `{label}` and then binds another tensor to it; a replay would read the first one for ever",
+                    rule="replaced-buffer",
+                    stage="capture",
+                    where=self.where,
+                    cure=f"Write it in place: `{label}.copy_(...)`.",
+                )
+
+    def _outside(self) -> list[torch.Tensor]:
+        """Tensors outside the call that the graph reads: held, so that their memory is not given to others."""
+        mine = {leaf.untyped_storage().data_ptr() for leaf in self.call.leaves if isinstance(leaf, torch.Tensor)}
+        mine |= {g.untyped_storage().data_ptr() for _, g in self.before._parameters if g is not None}
+        return [t for t in self.watched.reads if t.untyped_storage().data_ptr() not in mine]
+
+    def _unpad(self, captured: Captured) -> Unpad:
+        """Which output dimensions follow the length."""
+        plan, size = self.call.plan, captured.static.size
+        if plan is None:
+            return Unpad()
+        if self.options.unpad is not None:
+            return Unpad({i: (dim,) for i, dim in self.options.unpad.items()})
+        length = plan.length(self.call.leaves)
+        if length != size:
+            return Unpad.compare(self.outputs, length, captured.outputs, size)
+        if length == 1:
+            return Unpad()
+        args, kwargs = unflatten_call(self.call.spec.tree, plan.shorten(self.private(self.call.leaves), length - 1))
+        base = self.state.snapshot(self.room)
+        with self.backend.on_stream(self.stream):
+            short = flatten(self.fn(*args, **kwargs))[0]
+        base.restore()
+        return Unpad.compare(short, length - 1, captured.outputs, size)
+
+    def prove(self, captured: Captured) -> None:
+        """Verifies the graph; afterwards the world is S1."""
+        steps = self.options.verify
+        if steps == "off":
+            captured.report.proofs.append(_skipped())
+            return
+        base = self.state.snapshot(self.room)
+        count = DEFAULT_STEPS if steps == "first" else int(steps)
+        trial = Trial(
+            captured, self._eager_leaves, self.state, base, self.backend, self.watched, self.private(self.call.leaves),
+            self.room, self.call.plan is None, self.where, captured.report.proofs, self.host_changes,
+        )  # fmt: skip
+        trial.prepare = self.clear_entry
+        verify(trial, count, deep=steps != "first")
+
+    def _eager_leaves(self, leaves: list[Any]) -> list[Any]:
+        args, kwargs = unflatten_call(self.call.spec.tree, leaves)
+        with self.backend.on_stream(self.stream):
+            return flatten(self.fn(*args, **kwargs))[0]
+
+
+def _same_or(leaf: Any, static: StaticInputs) -> Any:
+    """An output that is one of the buffers stays that very object, so that the caller gets his own argument back."""
+    if isinstance(leaf, torch.Tensor):
+        for i in static.unique:
+            own = static.leaves[i]
+            if (
+                leaf.data_ptr() == own.data_ptr()
+                and leaf.shape == own.shape
+                and leaf.stride() == own.stride()
+                and leaf.numel()
+            ):
+                return own
+    return leaf
+
+
+def _skipped() -> Any:
+    from graphlint.runtime.report import Proof
+
+    return Proof("verification", "skipped", 'verify="off"')
+
+
+def _describe(spec: Spec) -> str:
+    return ", ".join(f"{name}: {leaf}" for name, leaf in zip(spec.names, spec.leaves, strict=True)) or "no arguments"
+
+
+def is_capture_error(error: BaseException) -> bool:
+    """Whether an exception is about capturing (and not the user's own)."""
+    return isinstance(error, CaptureError)

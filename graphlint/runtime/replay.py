@@ -1,0 +1,371 @@
+"""A captured call, ready to be replayed: the slow way (any call of its spec) and the generated fast one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from graphlint.runtime.backend import Graph, GraphBackend
+from graphlint.runtime.buckets import Unpad
+from graphlint.runtime.hotpath import (
+    Source,
+    holders,
+    tensor_check,
+    write_context,
+    write_outputs,
+    write_plain,
+    write_structure,
+    write_training,
+    write_watch,
+)
+from graphlint.runtime.inputs import StaticInputs, collapsed
+from graphlint.runtime.report import GraphReport
+from graphlint.runtime.spec import Spec, TensorSpec, Tree, unflatten
+from graphlint.runtime.watch import Watch
+
+_CACHED_LENGTHS = 4096
+
+
+@dataclass
+class Shared:
+    """What all graphs of one guard share: the lock, the last stream, and the switch that sends calls to the slow path."""
+
+    lock: Any
+    busy: list[int]
+    last_stream: list[int]
+    stream_id: Callable[[], int]
+    after_stream: Callable[[int], None]
+
+
+@dataclass
+class Captured:
+    """One graph and everything around it.
+
+    `entry` says how gradients must be when a call begins: "none", "some", or "any" where the call does not care.
+    `grads` are the gradients that the graph writes; they are bound again after a replay where somebody dropped them.
+    """
+
+    spec: Spec
+    graph: Graph
+    static: StaticInputs
+    outputs: list[Any]
+    tree: Tree
+    entry: str
+    grads: list[tuple[torch.Tensor, torch.Tensor]]
+    written: list[int]
+    watch: Watch
+    roots: list[torch.nn.Module]
+    report: GraphReport
+    outputs_mode: str | int = "alias"
+    unpad: Unpad = field(default_factory=Unpad)
+    keep: list[Any] = field(default_factory=list)
+    shadows: int = 0
+    hot: Callable[[Any, Any], Any] | None = None
+    source: str = ""
+    replays: list[int] = field(default_factory=lambda: [0])
+    ring: list[list[Any]] = field(default_factory=list)
+    _cut: dict[int, list[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tensors = [i for i, out in enumerate(self.outputs) if isinstance(out, torch.Tensor)]
+        if isinstance(self.outputs_mode, int):
+            with torch.inference_mode(False), torch.no_grad():
+                self.ring = [
+                    [torch.empty_like(self.outputs[i].detach()) for i in self.tensors] for _ in range(self.outputs_mode)
+                ]
+
+    def run(self, leaves: list[Any]) -> list[Any]:
+        """Loads a call, replays, and gives the output leaves (static memory, cut to the call's length)."""
+        self.static.load(leaves)
+        self.launch(leaves)
+        return self.results(leaves)
+
+    def launch(self, leaves: list[Any]) -> None:
+        """Replays and does what the graph can't: bind dropped gradients, write changed arguments back."""
+        self.graph.replay()
+        self.replays[0] += 1
+        if self.grads and self.grads[0][0].grad is not self.grads[0][1]:
+            self.bind_grads()
+        if self.written:
+            self.write_back(leaves)
+
+    def bind_grads(self) -> None:
+        """Puts the graph's gradients where eager would have put new ones."""
+        for param, grad in self.grads:
+            param.grad = grad
+
+    def write_back(self, leaves: list[Any]) -> None:
+        """Arguments that the call changes in place are changed for the caller too."""
+        with torch.no_grad():
+            for i in self.written:
+                leaves[i].copy_(self.static.leaves[i])
+
+    def results(self, leaves: list[Any]) -> list[Any]:
+        """The static outputs, unpadded; an output that is an argument is the caller's own tensor."""
+        outputs = self.outputs
+        if self.static.plan is not None and self.unpad.dims:
+            outputs = self.cut(self.static.plan.length(leaves))
+        return [self._own(out, leaves) for out in outputs]
+
+    def cut(self, length: int) -> list[Any]:
+        """Outputs without padding, kept by length."""
+        if length not in self._cut:
+            if len(self._cut) >= _CACHED_LENGTHS:
+                self._cut.clear()
+            self._cut[length] = self.unpad.cut(self.outputs, length)
+        return self._cut[length]
+
+    def _own(self, out: Any, leaves: list[Any]) -> Any:
+        for i in self.static.unique:
+            if out is self.static.leaves[i]:
+                return leaves[i]
+        return out
+
+    def hand_out(self, outputs: list[Any]) -> Any:
+        """The result as the user gets it: the static memory itself, a copy, or a turn of the ring."""
+        if self.outputs_mode == "alias":
+            return unflatten(self.tree, outputs)
+        with torch.no_grad():
+            if self.outputs_mode == "clone":
+                return unflatten(self.tree, [o.clone() if isinstance(o, torch.Tensor) else o for o in outputs])
+            turn = self.ring[self.replays[0] % len(self.ring)]
+            cut = list(outputs)
+            for target, i in zip(turn, self.tensors, strict=True):
+                target.copy_(self.outputs[i])
+                cut[i] = target
+            if self.static.plan is not None and self.unpad.dims:
+                cut = [
+                    c if c is o or o.shape == c.shape else c[tuple(slice(0, n) for n in o.shape)]
+                    for c, o in zip(cut, outputs, strict=True)
+                ]
+            return unflatten(self.tree, cut)
+
+    def part_with_outputs(self) -> None:
+        """Gives tensors that the caller kept memory of their own, and goes on with copies: a replay would overwrite them."""
+        with torch.inference_mode(False), torch.no_grad():
+            for i in self.tensors:
+                theirs = self.outputs[i]
+                ours = theirs.detach()
+                theirs.data = theirs.detach().clone()
+                self.outputs[i] = ours
+        self._cut.clear()
+        self.outputs_mode = "clone"
+
+    def release(self) -> None:
+        """Destroys the graph and drops its memory."""
+        self.hot = None
+        self.graph.reset()
+        self.outputs.clear()
+        self.ring.clear()
+        self._cut.clear()
+        self.keep.clear()
+        self.grads.clear()
+
+
+def build_hot(
+    captured: Captured,
+    leaves: list[Any],
+    shared: Shared,
+    backend: GraphBackend,
+    broken: Callable[[Any, Any, Any], Any],
+    kept: Callable[[Captured, Any, Any], Any],
+    route: Callable[[int], Callable[[Any, Any], Any] | None],
+) -> Callable[[Any, Any], Any]:
+    """Generates the replay function of one graph. `leaves` are those of a call that it serves."""
+    out = Source()
+    spec, static = captured.spec, captured.static
+    out.constants.update(
+        MISS=_miss(),
+        busy=shared.busy,
+        lock=shared.lock,
+        copy=torch._foreach_copy_,
+        replay=captured.graph.replay,
+        count=captured.replays,
+        last=shared.last_stream,
+        stream_id=shared.stream_id,
+        after_stream=shared.after_stream,
+    )
+    out.add("if busy[0]: return MISS")
+    names = write_structure(out, spec)
+    write_plain(out, spec, names, static.leaves)
+    write_context(out, spec, backend.device_type)
+    write_training(out, captured.roots)
+    if static.plan is not None:
+        _write_route(out, captured, names, route)
+    out.add("with lock:")
+    out.depth += 1
+    _write_entry(out, captured)
+    write_watch(out, captured.watch, broken)
+    _write_copy(out, captured, names, leaves)
+    out.add("if stream_id() != last[0]:")
+    out.add("    after_stream(last[0])")
+    out.add("    last[0] = stream_id()")
+    result = _write_kept(out, captured, kept)
+    out.add("replay()")
+    out.add("count[0] += 1")
+    _write_after(out, captured, names)
+    out.add(f"return {result(names)}")
+    function = out.build()
+    if captured.outputs_mode == "alias":
+        for i in captured.tensors:
+            if f"held_o{i}" in out.constants:
+                function.__globals__[f"held_o{i}"] = holders(function, f"o{i}") + 1
+    captured.source = function.__doc__ or ""
+    return function
+
+
+def _miss() -> Any:
+    from graphlint.runtime.hotpath import MISS
+
+    return MISS
+
+
+def _write_route(out: Source, captured: Captured, names: list[str], route: Callable[[int], Any]) -> None:
+    """Sends a call of another bucket to that bucket's function."""
+    plan, size = captured.static.plan, captured.static.size
+    assert plan is not None
+    out.constants["route"] = route
+    at = plan.sizes.index(size)
+    low = plan.sizes[at - 1] if at else 0
+    first = True
+    for i, dim in plan.dims.items():
+        if first:
+            out.add(f"try: n = {names[i]}.shape[{dim}]")
+            out.add("except (AttributeError, IndexError): return MISS")
+            out.add(f"if not {low} < n <= {size}:")
+            out.add("    other = route(n)")
+            out.add("    return MISS if other is None else other(args, kwargs)")
+            first = False
+        else:
+            out.add(f"if {names[i]}.shape[{dim}] != n: return MISS")
+
+
+def _write_entry(out: Source, captured: Captured) -> None:
+    """Gradients must be as they were when the captured call began."""
+    if captured.entry == "any" or not captured.grads:
+        return
+    out.constants["probe"], out.constants["grad0"] = captured.grads[0]
+    out.add(
+        "if probe.grad is not None: return MISS"
+        if captured.entry == "none"
+        else "if probe.grad is not grad0: return MISS"
+    )
+
+
+def _write_copy(out: Source, captured: Captured, names: list[str], leaves: list[Any]) -> None:
+    """Checks all tensors at once and copies them in one grouped call; the graph's own buffers need neither."""
+    spec, static = captured.spec, captured.static
+    for i in spec.tensor_indices:
+        if spec.aliases[i] != i:
+            out.add(f"if {names[i]} is not {names[spec.aliases[i]]}: return MISS")
+    if not static.unique:
+        return
+    unique = [names[i] for i in static.unique]
+    free = static.plan.dims if static.plan else {}
+    specs = [leaf for i in static.unique if isinstance(leaf := spec.leaves[i], TensorSpec)]
+    dynamic = {at: free[i] for at, i in enumerate(static.unique) if i in free}
+    out.constants["check"] = tensor_check([leaves[i] for i in static.unique], specs, dynamic)
+    if static.plan is not None:
+        out.constants["load"] = static.load
+        out.add(f"if not check({', '.join(unique)}): return MISS")
+        _write_padded(out, captured, names)
+        return
+    buffers = [out.constant(static.leaves[i], "s") for i in static.unique]
+    same = " and ".join(f"{name} is {buffer}" for name, buffer in zip(unique, buffers, strict=True))
+    out.add(f"if not ({same}):")
+    out.add(f"    if not check({', '.join(unique)}): return MISS")
+    if static.copied:
+        targets = out.constant(tuple(static.targets), "targets")
+        out.add(f"    copy({targets}, ({', '.join(_source(out, spec, names, i) for i in static.copied)},))")
+
+
+def _source(out: Source, spec: Spec, names: list[str], i: int) -> str:
+    leaf = spec.leaves[i]
+    assert isinstance(leaf, TensorSpec)
+    index = collapsed(leaf)
+    text = f"{names[i]}.detach()" if leaf.requires_grad else names[i]
+    return text if index is None else f"{text}[{out.constant(index, 'index')}]"
+
+
+def _write_padded(out: Source, captured: Captured, names: list[str]) -> None:
+    """Copies into cached views of the buffers; the tail is refilled only where an earlier call was longer."""
+    static = captured.static
+    out.constants.update(plans={}, plan_of=_padded_plan(captured), static=static)
+    out.add("plan = plans.get(n) or plan_of(plans, n)")
+    out.add(f"copy(plan, ({', '.join(names[i] for i in static.copied)},))")
+    out.add("if static.filled > n: pad(n)")
+    out.add("static.filled = n")
+
+    def pad(length: int) -> None:
+        assert static.plan is not None
+        for i in static.copied:
+            if (dim := static.plan.dims.get(i)) is not None:
+                tail = static.leaves[i].detach().narrow(dim, length, static.filled - length)
+                tail.fill_(static.plan.pads.get(i, 0))
+
+    out.constants["pad"] = pad
+
+
+def _padded_plan(captured: Captured) -> Callable[[dict[int, Any], int], Any]:
+    static = captured.static
+    plan = static.plan
+    assert plan is not None
+
+    def make(plans: dict[int, Any], length: int) -> Any:
+        if len(plans) >= _CACHED_LENGTHS:
+            plans.clear()
+        views = tuple(
+            static.leaves[i].detach().narrow(plan.dims[i], 0, length) if i in plan.dims else static.leaves[i].detach()
+            for i in static.copied
+        )
+        plans[length] = views
+        return views
+
+    return make
+
+
+def _write_kept(out: Source, captured: Captured, kept: Callable[[Captured, Any, Any], Any]) -> Callable[[list[str]], str]:
+    """Names the outputs, and notices before the launch when the caller still holds an earlier one twice."""
+    own = {id(captured.static.leaves[i]): i for i in captured.static.unique}
+    labels = [f"o{i}" for i in range(len(captured.outputs))]
+    for label, value in zip(labels, captured.outputs, strict=True):
+        out.constants[label] = value
+    cut = captured.static.plan is not None and bool(captured.unpad.dims)
+    if captured.outputs_mode == "alias" and captured.watch.mode != "off" and not cut:
+        watched = [i for i in captured.tensors if id(captured.outputs[i]) not in own][:4]
+        if watched:
+            out.constants.update(refs=sys.getrefcount, kept=kept, mine=captured)
+            for i in watched:
+                out.constants[f"held_o{i}"] = sys.maxsize
+            out.add("if " + " or ".join(f"refs(o{i}) > held_o{i}" for i in watched) + ": return kept(mine, args, kwargs)")
+
+    def result(names: list[str]) -> str:
+        parts = [
+            names[own[id(v)]] if id(v) in own else label for label, v in zip(labels, captured.outputs, strict=True)
+        ]
+        if (
+            cut
+            or isinstance(captured.outputs_mode, int)
+            or (captured.outputs_mode == "clone" and len(captured.tensors) > 3)
+        ):
+            out.constants.update(hand_out=captured.hand_out, results=captured.results)
+            return f"hand_out(results([{', '.join(names)}]))"
+        if captured.outputs_mode == "clone":
+            parts = [f"{p}.clone()" if i in captured.tensors and p == labels[i] else p for i, p in enumerate(parts)]
+        return write_outputs(out, captured.tree, parts, lambda leaves: unflatten(captured.tree, leaves))
+
+    return result
+
+
+def _write_after(out: Source, captured: Captured, names: list[str]) -> None:
+    if captured.grads:
+        out.constants.update(bind_grads=captured.bind_grads)
+        out.constants["probe"], out.constants["grad0"] = captured.grads[0]
+        out.add("if probe.grad is not grad0: bind_grads()")
+    if captured.written:
+        out.constants["write_back"] = captured.write_back
+        out.add(f"write_back([{', '.join(names)}])")
