@@ -11,7 +11,7 @@ import pytest
 
 from graphlint.runtime.profiling import read
 from graphlint.runtime.profiling.chrome import UnreadableTrace
-from graphlint.runtime.profiling.timeline import CallKind, RangeKind
+from graphlint.runtime.profiling.timeline import CallKind, RangeKind, module_name
 
 KERNEL = {
     "ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 20.5, "dur": 4,
@@ -76,7 +76,23 @@ def test_python_frames_are_left_out_but_modules_are_kept(tmp_path: Path) -> None
     frame = {"ph": "X", "cat": "python_function", "name": "train.py(3): step", "pid": 1, "tid": 1, "ts": 1, "dur": 9}
     module = frame | {"name": "nn.Module: Block_0"}
     ranges = read(write(tmp_path, {"traceEvents": [KERNEL, frame, module]})).ranges
-    assert [r.name for r in ranges] == ["nn.Module: Block_0"]
+    assert [module_name(r.name) for r in ranges] == [("Block_0", "Block")]
+
+
+def test_nested_modules_of_the_profiler_get_paths(tmp_path: Path) -> None:
+    def module(name: str, ts: float, dur: float) -> dict[str, Any]:
+        category = {"ph": "X", "cat": "python_function", "pid": 1, "tid": 1}
+        return category | {"name": f"nn.Module: {name}", "ts": ts, "dur": dur}
+
+    modules = [module("Net_0", 0, 100), module("Linear_0", 5, 20), module("Linear_1", 30, 20), module("Net_0", 200, 9)]
+    ranges = read(write(tmp_path, {"traceEvents": [KERNEL, *modules]})).ranges
+    assert [module_name(r.name)[0] for r in ranges] == ["Net_0", "Net_0.Linear_0", "Net_0.Linear_1", "Net_0"]
+
+
+def test_of_several_devices_the_busiest_is_judged(tmp_path: Path) -> None:
+    other = KERNEL | {"pid": 1, "dur": 90, "name": "busy"}
+    timeline = read(write(tmp_path, {"traceEvents": [KERNEL, other]}))
+    assert [o.name for o in timeline.device] == ["busy"] and "2 devices" in timeline.notes[0]
 
 
 @pytest.mark.parametrize(

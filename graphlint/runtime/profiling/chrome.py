@@ -16,8 +16,10 @@ from graphlint.runtime.profiling.timeline import (
     HostRange,
     RangeKind,
     Timeline,
+    busiest,
     call_kind,
     range_kind,
+    with_paths,
 )
 
 _RUNTIME = {"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "privateuse1_runtime"}
@@ -71,18 +73,19 @@ def read(path: Path) -> Timeline:
     file = _decode(_bytes(path), path)
     reader = _Reader(file)
     reader.take_all()
-    if not reader.device:
+    device, note = busiest(reader.devices)
+    if not device:
         raise UnreadableTrace(
             f"{path}: the trace holds no device work; record it with ProfilerActivity.CUDA beside ProfilerActivity.CPU"
         )
     return Timeline(
         source=path.name,
         calls=tuple(sorted(reader.calls, key=lambda c: c.start)),
-        ranges=tuple(sorted(reader.ranges, key=lambda r: (r.start, -r.end))),
-        device=tuple(sorted(reader.device, key=lambda o: (o.start, o.end))),
+        ranges=tuple(with_paths(sorted(reader.ranges, key=lambda r: (r.start, -r.end)))),
+        device=tuple(sorted(device, key=lambda o: (o.start, o.end))),
         card=file.devices[0].name if file.devices else "",
         torch=file.torch or "",
-        notes=tuple(reader.notes),
+        notes=(*reader.notes, *filter(None, [note])),
     )
 
 
@@ -123,7 +126,7 @@ class _Reader:
         self.file = file
         self.calls: list[HostCall] = []
         self.ranges: list[HostRange] = []
-        self.device: list[DeviceOp] = []
+        self.devices: dict[object, list[DeviceOp]] = {}
         self.notes: list[str] = []
         self._threads: dict[tuple[Any, Any], int] = {}
         self._open: dict[tuple[Any, Any], list[_Event]] = {}
@@ -181,7 +184,7 @@ class _Reader:
         args = _args(event)
         grid = tuple(args.grid) if isinstance(args.grid, list) else ()
         stream = _integer(args.stream)
-        self.device.append(
+        self.devices.setdefault(event.pid, []).append(
             DeviceOp(
                 name=name,
                 start=start,

@@ -50,7 +50,7 @@ def fit(sequence: Sequence[Launch], costs: ReplayCosts, wall: Microseconds, gues
     In a launch-bound loop the wall time is the best measure of the host; in a device-bound one it says nothing about
     the host, and the guess stays.
     """
-    if simulate(sequence, costs, guess) < wall * 1.02 and simulate(sequence, costs, guess / 2) > 0.98 * wall:
+    if wall <= 1.02 * simulate(sequence, costs, 0.0):
         return guess
     low, high = 0.0, max(1.5, 2 * guess)
     for _ in range(20):

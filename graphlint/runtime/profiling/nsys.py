@@ -21,8 +21,10 @@ from graphlint.runtime.profiling.timeline import (
     HostRange,
     RangeKind,
     Timeline,
+    busiest,
     call_kind,
     range_kind,
+    with_paths,
 )
 
 _T = TypeVar("_T", HostCall, HostRange, DeviceOp)
@@ -62,7 +64,11 @@ class _Reader:
             self.strings = dict(database.execute("select id, value from StringIds"))
 
     def timeline(self) -> Timeline:
-        device = [*self._kernels(), *self._copies(), *self._fills(), *self._graphs()]
+        devices: dict[object, list[DeviceOp]] = {}
+        for number, op in [*self._kernels(), *self._copies(), *self._fills(), *self._graphs()]:
+            devices.setdefault(number, []).append(op)
+        device, note = busiest(devices)
+        self.notes += filter(None, [note])
         if not device:
             raise UnreadableTrace(f"{self.path}: no CUDA work in the export; record with `nsys profile -t cuda,nvtx`")
         calls, ranges = list(self._calls()), list(self._ranges())
@@ -72,7 +78,7 @@ class _Reader:
         return Timeline(
             source=self.path.name,
             calls=_shift(calls, origin),
-            ranges=_shift(ranges, origin),
+            ranges=tuple(with_paths(_shift(ranges, origin))),
             device=_shift(device, origin),
             card=self._card(),
             notes=tuple(self.notes),
@@ -89,29 +95,48 @@ class _Reader:
     def _text(self, *identifiers: int | None) -> str:
         return next((self.strings[i] for i in identifiers if i in self.strings), "?")
 
-    def _kernels(self) -> Iterator[DeviceOp]:
-        columns = ("start", "end", "streamId", "correlationId", "demangledName", "shortName", "gridX", "gridY", "gridZ")
-        for start, end, stream, correlation, long, short, *grid in self._rows("CUPTI_ACTIVITY_KIND_KERNEL", *columns):
+    def _kernels(self) -> Iterator[tuple[int, DeviceOp]]:
+        columns = (
+            "start",
+            "end",
+            "deviceId",
+            "streamId",
+            "correlationId",
+            "demangledName",
+            "shortName",
+            "gridX",
+            "gridY",
+            "gridZ",
+        )
+        for start, end, device, stream, correlation, long, short, *grid in self._rows(
+            "CUPTI_ACTIVITY_KIND_KERNEL", *columns
+        ):
             dims = tuple(int(g) for g in grid if g is not None)
             name = self._text(long, short)
-            yield DeviceOp(name, start / 1e3, end / 1e3, stream or 0, "kernel", correlation, dims)
+            yield device or 0, DeviceOp(name, start / 1e3, end / 1e3, stream or 0, "kernel", correlation, dims)
 
-    def _copies(self) -> Iterator[DeviceOp]:
-        columns = ("start", "end", "streamId", "correlationId", "copyKind", "bytes")
-        for start, end, stream, correlation, kind, size in self._rows("CUPTI_ACTIVITY_KIND_MEMCPY", *columns):
+    def _copies(self) -> Iterator[tuple[int, DeviceOp]]:
+        columns = ("start", "end", "deviceId", "streamId", "correlationId", "copyKind", "bytes")
+        for start, end, device, stream, correlation, kind, size in self._rows("CUPTI_ACTIVITY_KIND_MEMCPY", *columns):
             name = f"Memcpy {_COPIES.get(kind, '')}".strip()
-            yield DeviceOp(name, start / 1e3, end / 1e3, stream or 0, "memcpy", correlation, (), size or 0)
+            yield device or 0, DeviceOp(name, start / 1e3, end / 1e3, stream or 0, "memcpy", correlation, (), size or 0)
 
-    def _fills(self) -> Iterator[DeviceOp]:
-        columns = ("start", "end", "streamId", "correlationId", "bytes")
-        for start, end, stream, correlation, size in self._rows("CUPTI_ACTIVITY_KIND_MEMSET", *columns):
-            yield DeviceOp("Memset", start / 1e3, end / 1e3, stream or 0, "memset", correlation, (), size or 0)
+    def _fills(self) -> Iterator[tuple[int, DeviceOp]]:
+        columns = ("start", "end", "deviceId", "streamId", "correlationId", "bytes")
+        for start, end, device, stream, correlation, size in self._rows("CUPTI_ACTIVITY_KIND_MEMSET", *columns):
+            yield (
+                device or 0,
+                DeviceOp("Memset", start / 1e3, end / 1e3, stream or 0, "memset", correlation, (), size or 0),
+            )
 
-    def _graphs(self) -> Iterator[DeviceOp]:
+    def _graphs(self) -> Iterator[tuple[int, DeviceOp]]:
         """Whole replays, where nsys ran with `--cuda-graph-trace=graph` (its default)."""
-        columns = ("start", "end", "streamId", "correlationId", "graphId")
-        for start, end, stream, correlation, graph in self._rows("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", *columns):
-            yield DeviceOp(f"CUDA graph {graph}", start / 1e3, end / 1e3, stream or 0, "graph", correlation)
+        columns = ("start", "end", "deviceId", "streamId", "correlationId", "graphId")
+        for start, end, device, stream, correlation, graph in self._rows("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", *columns):
+            yield (
+                device or 0,
+                DeviceOp(f"CUDA graph {graph}", start / 1e3, end / 1e3, stream or 0, "graph", correlation),
+            )
 
     def _calls(self) -> Iterator[HostCall]:
         columns = ("start", "end", "globalTid", "nameId", "correlationId")

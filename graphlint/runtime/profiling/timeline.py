@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 Microseconds = float
@@ -19,6 +19,7 @@ Correlation = int  # number that ties a host call to the device work it enqueued
 # The recorder writes its marks under these names; readers find them again in any format that keeps range names.
 STEP_MARK = "graphlint.step#"
 MODULE_MARK = "graphlint.module::"
+TORCH_MODULE = "nn.Module: "  # what torch.profiler writes with `with_stack` or `with_modules`
 
 
 class CallKind(str, Enum):
@@ -123,7 +124,7 @@ def range_kind(name: str) -> RangeKind:
     """The kind of a user range, by its name."""
     if name.startswith((STEP_MARK, "ProfilerStep#")):
         return RangeKind.STEP
-    if name.startswith((MODULE_MARK, "nn.Module: ")):
+    if name.startswith((MODULE_MARK, TORCH_MODULE)):
         return RangeKind.MODULE
     if name.startswith("Optimizer.step#"):
         return RangeKind.OPTIMIZER
@@ -131,15 +132,37 @@ def range_kind(name: str) -> RangeKind:
 
 
 def module_name(range_name: str) -> tuple[str, str]:
-    """Path and class that a module range stands for: `("model.blocks.0", "Block")`.
+    """Path and class that a module range stands for: `("model.blocks.0", "Block")`."""
+    path, _, kind = range_name.removeprefix(MODULE_MARK).removeprefix(TORCH_MODULE).partition("|")
+    return path, kind
 
-    `torch.profiler` itself knows no paths, only `nn.Module: Block_0`; there the numbered class is the path.
+
+def with_paths(ranges: Iterable[HostRange]) -> Iterator[HostRange]:
+    """Gives the modules of `torch.profiler` a path: it writes `nn.Module: Linear_3` and leaves the rest to nesting.
+
+    Args:
+        ranges: sorted by start, outer ones first.
     """
-    if range_name.startswith(MODULE_MARK):
-        path, _, kind = range_name.removeprefix(MODULE_MARK).partition("|")
-        return path, kind
-    numbered = range_name.removeprefix("nn.Module: ")
-    return numbered, numbered.rpartition("_")[0] or numbered
+    open_modules: dict[int, list[tuple[str, Microseconds]]] = {}
+    for r in ranges:
+        if not r.name.startswith(TORCH_MODULE):
+            yield r
+            continue
+        stack = open_modules.setdefault(r.thread, [])
+        while stack and stack[-1][1] <= r.start:
+            stack.pop()
+        numbered = r.name.removeprefix(TORCH_MODULE)
+        stack.append((numbered, r.end))
+        path = ".".join(name for name, _ in stack)
+        yield replace(r, name=f"{MODULE_MARK}{path}|{numbered.rpartition('_')[0] or numbered}")
+
+
+def busiest(devices: dict[object, list[DeviceOp]]) -> tuple[list[DeviceOp], str]:
+    """The work of the device that did most, and a note on those left out: a step is judged on one device."""
+    if len(devices) < 2:
+        return next(iter(devices.values()), []), ""
+    chosen = max(devices, key=lambda d: length((o.start, o.end) for o in devices[d]))
+    return devices[chosen], f"{len(devices)} devices in the recording: device {chosen}, the busiest one, is judged"
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
