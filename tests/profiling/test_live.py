@@ -23,7 +23,7 @@ def timeline(*_: Any) -> Timeline:
     for number in range(3):
         begin = recorder.host
         for _ in range(20):
-            recorder.launch(1, host=10)
+            recorder.launch(0.1, host=10)
         recorder.module("model", "Linear", begin)
         recorder.step(number, begin)
     return recorder.timeline()

@@ -77,7 +77,7 @@ def _cause(
         if previous <= blocker.end and blocker.start < call.start and blocker.end >= idle_from:
             return (Cause.WAIT if blocker.kind is CallKind.WAIT else Cause.ALLOC), blocker.name
     between = overlap((idle_from, call.start), (step.previous_end, step.start))
-    if between > (call.start - idle_from) / 2:
+    if between > max(0.0, call.start - idle_from) / 2:
         return Cause.OUTSIDE, ""
     return Cause.LAUNCH, ""
 
