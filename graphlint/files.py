@@ -223,10 +223,8 @@ class Sources:
 
 def module_name(file: str, root: str) -> str:
     """`/p/src/a/b.py` below the root `/p/src` -> `a.b`; `a/__init__.py` -> `a`."""
-    parts = os.path.splitext(os.path.relpath(file, root))[0].split(os.sep)
-    if parts[-1] == "__init__" and len(parts) > 1:
-        parts.pop()
-    return ".".join(parts)
+    inner = os.path.splitext(file[len(root.rstrip(os.sep)) + 1 :])[0]  # `root` is above `file`; relpath takes 12 us
+    return inner.removesuffix(os.sep + "__init__").replace(os.sep, ".")
 
 
 def encoding_of(data: bytes) -> str:

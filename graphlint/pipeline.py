@@ -127,12 +127,12 @@ def syntax_problem(source: Source) -> Problem | None:
         return (
             None
             if _newer_syntax(source.text)
-            else Problem(source.path, error.lineno or 1, f"is no valid Python: {error.msg}")
+            else Problem(source.path, error.lineno or 1, f"syntax error: {error.msg}")
         )
     except (RecursionError, MemoryError):
-        return Problem(source.path, 1, "is nested too deeply to be read")
+        return Problem(source.path, 1, "can't be parsed: nested too deeply for Python's parser")
     except ValueError as error:
-        return Problem(source.path, 1, f"is no valid Python: {error}")
+        return Problem(source.path, 1, f"can't be parsed: {error}")
     return None
 
 
