@@ -1,0 +1,149 @@
+"""What Python does in a region happens once: counters, lists, flags, hooks, state that is made there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from graphlint.checks.base import Report, Walk, at, cell_name, place
+from graphlint.checks.memory import captured
+from graphlint.flow import events as ev
+from graphlint.flow.values import Cell, External, Holder, Host, Items, Mapping, Scope, Tensor, Value, alternatives
+
+
+def unrepeated_effect(walk: Walk) -> Iterator[Report]:
+    """A region changes Python state that code outside relies on after replays."""
+    for capture in captured(walk):
+        replays = walk.replays(capture)
+        if not replays or capture.kind == "graphed-callable":
+            continue
+        first = replays[0].clock
+        seen: set[Cell] = set()
+        for event in walk.inside(capture):
+            if isinstance(event, ev.WriteEvent) and event.cell not in seen and _old(event.cell.holder, capture):
+                why = _relied_on(event, capture, first, walk)
+                if why is not None:
+                    seen.add(event.cell)
+                    report = at(event, "unrepeated-effect", value=cell_name(event.cell).lstrip("."), where=place(why.frame, why.at))
+                    report.related.append((why.frame, why.at, "code outside the graph relies on it here"))
+                    yield report
+            elif isinstance(event, ev.MutateEvent) and event.name in ("append", "add", "extend", "appendleft", "pop", "popleft", "clear") and _old(event.holder, capture):
+                use = _container_used(event.holder, replays, walk)
+                if use is not None:
+                    report = at(event, "unrepeated-effect", where=place(use.frame, use.at))
+                    report.related.append((use.frame, use.at, "code outside the graph relies on it here"))
+                    yield report
+                    break
+
+
+def _old(holder: Holder, capture: ev.Capture) -> bool:
+    """Whether the holder is from before the capture and outlives it."""
+    if isinstance(holder, Scope):
+        return holder.outer is None or holder.born < capture.begin and holder is not capture.frame.scope
+    return holder.born < capture.begin
+
+
+def _relied_on(event: ev.WriteEvent, capture: ev.Capture, first: int, walk: Walk) -> ev.Event | None:
+    """Where code outside needs the write to happen at each replay: it counts, or resets what the region sets."""
+    if not any(isinstance(one, Host) for one in alternatives(event.new)):
+        return None
+    outside = [one for one in walk.of(ev.WriteEvent) if one.cell == event.cell and one.capture is None and one.clock > capture.end and _other(one.new, event.new)]
+    reads = [one for one in walk.of(ev.ReadEvent) if one.cell == event.cell and one.capture is None and one.clock > first]
+    if event.how == "augment" and any(isinstance(one, Host) and one.kind in ("int", "float", "any") for one in alternatives(event.new)):
+        return reads[0] if reads else None
+    if outside and reads and any(read.clock > outside[0].clock for read in reads):
+        return outside[0]
+    return None
+
+
+def _other(new: Value, old: Value) -> bool:
+    if isinstance(new, Host) and isinstance(old, Host):
+        return not (new.known and old.known and new.value == old.value) and new.kind != old.kind or new.known != old.known or new.value != old.value
+    return True
+
+
+def _container_used(holder: Holder, replays: list[ev.ReplayEvent], walk: Walk) -> ev.Event | None:
+    """A list or dict that the region grows is looked at outside after a replay."""
+    for event in walk.events:
+        if event.clock < replays[0].clock or event.capture is not None:
+            continue
+        if isinstance(event, ev.CallEvent) and (any(one is holder for one in event.args)):
+            return event
+        if isinstance(event, ev.LoopEvent) and event.value is holder:
+            return event
+        if isinstance(event, ev.IndexEvent) and event.obj is holder:
+            return event
+    return None
+
+
+def first_step_branch(walk: Walk) -> Iterator[Report]:
+    """A branch that tells the first call from later ones by state that the same region changes."""
+    for capture in captured(walk):
+        tests = [event for event in walk.inside(capture) if isinstance(event, ev.TestEvent)]
+        writes = [event for event in walk.inside(capture) if isinstance(event, ev.WriteEvent)]
+        for test in tests:
+            for host in alternatives(test.value):
+                if not isinstance(host, Host):
+                    continue
+                for cell in host.origins:
+                    later = next((write for write in writes if write.cell == cell and write.clock > test.clock), None)
+                    if later is not None and _old(cell.holder, capture) and isinstance(later.new, Host) and _flips(later, host) and walk.replays(capture):
+                        report = at(test, "first-step-branch", value=cell_name(cell).lstrip("."))
+                        report.related.append((later.frame, later.at, "the region changes it here, once, at capture"))
+                        yield report
+                        return
+
+
+def _flips(write: ev.WriteEvent, tested: Host) -> bool:
+    old, new = write.old, write.new
+    if isinstance(old, Host) and isinstance(new, Host) and old.known and new.known and isinstance(old.value, bool):
+        return bool(old.value != new.value)
+    return write.how == "augment"
+
+
+def region_cache(walk: Walk) -> Iterator[Report]:
+    """A tensor that is made in the region because a slot was empty, and kept there."""
+    for capture in captured(walk):
+        if not walk.whole or capture.kind == "graphed-callable":
+            continue
+        tested = {cell for event in walk.inside(capture) if isinstance(event, ev.TestEvent) for one in alternatives(event.value) if isinstance(one, Host) for cell in one.origins}
+        for event in walk.inside(capture):
+            if not isinstance(event, ev.WriteEvent) or not isinstance(event.new, Tensor) or event.new.storage.pool is not capture:
+                continue
+            if not _old(event.cell.holder, capture) or isinstance(event.cell.holder, Scope) and event.cell.holder.outer is not None:
+                continue
+            empty = event.old is None and isinstance(event.cell.holder, Mapping) or isinstance(event.old, Host) and event.old.kind == "none"
+            if not empty or not (event.cell in tested or isinstance(event.cell.holder, Mapping)):
+                continue
+            if event.new.storage.owner == "grad" or _is_output(event.cell, capture, walk):
+                continue
+            yield at(event, "region-cache", value=cell_name(event.cell).lstrip("."))
+            break
+
+
+def _is_output(cell: Cell, capture: ev.Capture, walk: Walk) -> bool:
+    """Whether the slot is merely where the region leaves its result: nothing in the region read it before."""
+    return not any(event.capture is capture and event.cell == cell for event in walk.of(ev.ReadEvent)) and not isinstance(cell.holder, Mapping)
+
+
+def graphed_hooks(walk: Walk) -> Iterator[Report]:
+    """`make_graphed_callables` refuses a module that has hooks."""
+    from graphlint.flow import modules
+
+    for event in walk.of(ev.CallEvent):
+        if event.name != "torch.cuda.make_graphed_callables" or not event.args:
+            continue
+        targets = event.args[0].values if isinstance(event.args[0], Items) else [event.args[0]]
+        for target in targets:
+            parts = {id(part) for part in modules.parts(target)}
+            for call in walk.of(ev.CallEvent):
+                if call.clock < event.clock and call.name.rpartition(".")[2] in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook") and id(call.receiver) in parts:
+                    removed = any(one.receiver is call.result and one.name.endswith(".remove") and one.clock < event.clock for one in walk.of(ev.CallEvent))
+                    if removed:
+                        continue
+                    report = at(event, "graphed-hooks", value="the module")
+                    report.related.append((call.frame, call.at, "the hook is registered here"))
+                    yield report
+                    return
+
+
+__all__ = ["External"]
