@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from graphlint.runtime.parity_report import Curves, ParityReport, compare
-from graphlint.runtime.profiling.reach import Reached, reach
+from graphlint.runtime.profiling.reach import Reached, eager, reach
 from graphlint.runtime.profiling.record import Batch, Batches, Step, require_device
 from graphlint.runtime.profiling.state import Snapshot, named_state
 
@@ -68,6 +68,7 @@ def parity(
         NoDevice: torch sees no CUDA device, and the twin needs one.
     """
     grapher = _grapher(graphed)
+    fn = eager(fn)
     step, reached = Step(fn, args, batches), reach(fn)
     try:
         for i in range(warmup):
@@ -76,8 +77,8 @@ def parity(
         raise ParityFailed(f"the eager step raises {type(error).__name__}: {error}") from error
     snapshot = Snapshot(reached)
     try:
-        eager = _run(step, step.fn, reached, steps, warmup)
-        changed = _changed_values(reached, eager.before)
+        first = _run(step, step.fn, reached, steps, warmup)
+        changed = _changed_values(reached, first.before)
         snapshot.restore()
         again = _run(step, step.fn, reached, steps, warmup)
         snapshot.restore()
@@ -86,7 +87,7 @@ def parity(
         replayed = _run(step, twin, reached, steps, warmup)
     finally:
         snapshot.restore()
-    return compare(eager.curves(), again.curves(), replayed.curves(), rtol, changed)
+    return compare(first.curves(), again.curves(), replayed.curves(), rtol, changed)
 
 
 def _grapher(graphed: Grapher | str) -> Grapher:
@@ -103,8 +104,13 @@ def _twin(grapher: Grapher, step: Step, warmup: int) -> Call:
     try:
         return grapher(step.fn, step.batch(warmup))
     except Exception as error:
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ParityFailed(f"the step can't be captured: {said}; `graphlint dry-run` names the line") from error
+        raise ParityFailed(f"the step can't be captured: {_said(error)}; `graphlint dry-run` names the line") from error
+
+
+def _said(error: BaseException) -> str:
+    """The first line of an error; all of it when it is the guard's, whose lines are place, reason and cure."""
+    text = str(error).strip() or type(error).__name__
+    return text if hasattr(error, "code") and hasattr(error, "where") else text.splitlines()[0]
 
 
 def guarded(fn: Call, batch: Batch) -> Call:
@@ -166,8 +172,7 @@ def _run(step: Step, call: Call, reached: Reached, steps: int, offset: int) -> _
             result = call(*step.batch(i))
         except Exception as error:
             which = "eager" if call is step.fn else "graphed"
-            said = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ParityFailed(f"{which} step {i - offset} raises {type(error).__name__}: {said}") from error
+            raise ParityFailed(f"{which} step {i - offset} raises {type(error).__name__}: {_said(error)}") from error
         run.losses.append(_loss(result))
         tensors = [tensor for _, tensor in _watched(reached)]
         if tensors:

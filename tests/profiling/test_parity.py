@@ -25,7 +25,7 @@ class Task:
         torch.manual_seed(0)
         layers = [torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Dropout(dropout), torch.nn.Linear(16, 1)]
         self.model = torch.nn.Sequential(*layers)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-2)
+        self.optimizer: Any = torch.optim.Adam(self.model.parameters(), lr=1e-2)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 10, 0.1) if scheduled else None
         self.data = [(torch.randn(16, 8),) for _ in range(8)]
 
@@ -177,3 +177,41 @@ def test_the_plot_marks_where_the_curves_part() -> None:
     caret = next(line for line in lines if "^" in line)
     assert caret.index("^") - 12 == 6  # the sixth column behind the axis
     assert plot([math.nan], [math.inf]) == ["(no finite loss to draw)"]
+
+
+def test_under_the_guard_with_its_cpu_backend() -> None:
+    from graphlint.runtime.fake import FakeBackend
+    from graphlint.runtime.guard import capture_safe
+
+    task = Task(dropout=0.2)
+    task.optimizer = torch.optim.SGD(task.model.parameters(), lr=1e-2, momentum=0.9)
+
+    def guarded(fn: Any, batch: Any) -> Any:
+        return capture_safe(fn, verify="off", backend=FakeBackend())
+
+    report = parity(task.step, batches=task.data, steps=12, graphed=guarded)
+    assert report.ok, str(report)
+
+
+def test_the_guards_own_error_keeps_place_and_cure() -> None:
+    from graphlint.runtime.fake import FakeBackend
+    from graphlint.runtime.guard import capture_safe
+
+    task = Task()  # Adam without capturable=True
+    with pytest.raises(ParityFailed, match=r"(?s)graphed step 0 raises .*self.optimizer.step\(\).*capturable=True"):
+        parity(
+            task.step,
+            batches=task.data,
+            steps=3,
+            graphed=lambda fn, _: capture_safe(fn, verify="off", backend=FakeBackend()),
+        )
+
+
+def test_a_guarded_step_is_compared_with_what_it_guards() -> None:
+    from graphlint.runtime.fake import FakeBackend
+    from graphlint.runtime.guard import capture_safe
+
+    task = Task()
+    guard = capture_safe(task.step, verify="off", backend=FakeBackend())
+    assert parity(guard, batches=task.data, steps=5, graphed=same).ok
+    assert guard.stats["graphs"] == 0  # the eager runs never entered the guard

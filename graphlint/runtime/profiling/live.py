@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from graphlint.runtime.profiling.analyse import Clock, analyse, with_measurement
 from graphlint.runtime.profiling.measure import measure_modules, measure_step
-from graphlint.runtime.profiling.reach import Reached, reach
+from graphlint.runtime.profiling.reach import Reached, eager, reach
 from graphlint.runtime.profiling.record import Batch, Batches, Step, record, require_device
 from graphlint.runtime.profiling.report import Choice, Report
 from graphlint.runtime.profiling.state import Snapshot
@@ -28,6 +28,7 @@ def run(
 ) -> Report:
     """See `graphlint.profile`."""
     require_device()
+    fn = eager(fn)
     step = Step(fn, args, batches)
     reached = reach(fn)
     snapshot = Snapshot(reached, on_host=True)

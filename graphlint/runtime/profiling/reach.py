@@ -40,6 +40,11 @@ class Reached:
     slots: list[Slot] = field(default_factory=list)
 
 
+def eager(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """What a guard guards; anything else as it is."""
+    return fn._fn if type(fn).__name__ == "CaptureSafe" else fn  # type: ignore[attr-defined]
+
+
 def reach(*roots: Any) -> Reached:
     """The state that the given callables and objects can reach, without calling anything."""
     search = _Search()
