@@ -5,14 +5,12 @@ files -> summary (cached) -> link -> regions -> flow -> checks -> findings -> re
 
 from __future__ import annotations
 
-import ast
 import os
-import warnings
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from graphlint import cache, config, discover, files, selection, suppress
+from graphlint import cache, config, discover, selection, suppress
 from graphlint.config import Config
 from graphlint.discover import Stdin
 from graphlint.files import Source, Sources
@@ -116,36 +114,16 @@ def _syntax_problems(sources: Sources, named: Sequence[str]) -> list[Problem]:
 
 
 def syntax_problem(source: Source) -> Problem | None:
-    """What is wrong with the syntax of one file, as the running Python and, failing that, libcst's newer grammar see it."""
+    """What is wrong with the syntax of one file, if anything; syntax newer than the running Python is not."""
+    from graphlint import summary
+
     if source.check():
         return None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ast.parse(source.text)
-    except SyntaxError as error:
-        return (
-            None
-            if _newer_syntax(source.text)
-            else Problem(source.path, error.lineno or 1, f"syntax error: {error.msg}")
-        )
-    except (RecursionError, MemoryError):
-        return Problem(source.path, 1, "can't be parsed: nested too deeply for Python's parser")
-    except ValueError as error:
-        return Problem(source.path, 1, f"can't be parsed: {error}")
+        summary.parse(source.text)
+    except summary.SourceError as error:
+        return Problem(source.path, error.row, str(error))
     return None
-
-
-def _newer_syntax(text: str) -> bool:
-    if files.bracket_depth(text) > files.MAX_BRACKETS:
-        return False
-    import libcst  # 0.3 s, for files that this Python refuses
-
-    try:
-        libcst.parse_module(text)
-    except (libcst.ParserSyntaxError, RecursionError, ValueError):
-        return False
-    return True
 
 
 def analyse(sources: Sources, settings: Config) -> LintResult:

@@ -31,7 +31,7 @@ class SourceError(Exception):
 
 def read(path: str, module: str, text: str) -> ir.Summary:
     """Parses `text`; raises `SourceError` with the row when it is no Python that graphlint can read."""
-    tree = _parse(text)
+    tree = parse(text)
     try:
         body = _Lower().block(tree.body)
     except RecursionError as error:
@@ -61,7 +61,8 @@ def _lazy_decoder() -> Any:
     return _DECODER
 
 
-def _parse(text: str) -> ast.Module:
+def parse(text: str) -> ast.Module:
+    """The syntax tree, newer syntax overwritten in place; raises `SourceError` with the row for what is no Python."""
     try:
         return _ast(text)
     except SyntaxError as error:
