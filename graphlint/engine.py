@@ -6,6 +6,7 @@ it, with made-up arguments. What no walk could resolve is listed, never taken fo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -122,10 +123,21 @@ class _Lint:
     # -- walks
 
     def walk_entry(self, path: str) -> None:
-        self._walk(path, None)
+        self._try(path, 1, None)
 
     def walk_region(self, region: Region) -> None:
-        self._walk(region.path, region.function or None)  # no function: the file's own top level captures
+        self._try(region.path, region.row, region.function or None)  # no function: the file's own top level captures
+
+    def _try(self, path: str, row: int, function: str | None) -> None:
+        """One walk; an error of ours costs this walk, is said, and leaves the others."""
+        try:
+            self._walk(path, function)
+        except Exception as error:
+            if os.environ.get("GRAPHLINT_DEBUG"):
+                raise
+            what = f"{type(error).__name__}: {error}".splitlines()[0]
+            why = f"could not be analysed: internal error, {what}; please report it (GRAPHLINT_DEBUG=1 shows where)"
+            self.reader.problems.setdefault(path, Problem(path, row, why))
 
     def _walk(self, path: str, function: str | None) -> None:
         project = Project(self.reader)  # each walk has scopes of its own
