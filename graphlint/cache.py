@@ -1,13 +1,17 @@
 """What was worked out before, on disk: summaries by content, and whole results by everything they depend on.
 
-    .graphlint_cache/<version>/pack-*.bin     summaries: content digest -> bytes, one pack for each run that made new ones
-    .graphlint_cache/<version>/stats.bin      path -> time, size, content digest: tells without reading what a file holds
+    .graphlint_cache/<version>/pack-*.bin     content digest -> summary, one pack for each run that made new ones
+    .graphlint_cache/<version>/stats.bin      path -> time, size, content digest: tells unread what a file holds
     .graphlint_cache/<version>/run-*.bin      digest of all contents and settings -> findings
 
-`<version>` stands for graphlint's own code and rules, the shape of the files and the running Python, so nothing of another version
-is ever read. Every file is written beside its place and moved there, so that a run that is cut off, or two at once, leave whole
-files; each begins with a check sum of the rest, so that a cut or foreign file counts as not there. No cache is worth a failed run:
-what can't be written is left out, and `trouble` says why. Entries are keyed by content, not by time: a fresh checkout hits.
+`<version>` stands for graphlint's own code and rules, the shape of the files and the running Python, so nothing of
+another version
+is ever read. Every file is written beside its place and moved there, so that a run that is cut off, or two at once,
+leave whole
+files; each begins with a check sum of the rest, so that a cut or foreign file counts as not there. No cache is worth a
+failed run:
+what can't be written is left out, and `trouble` says why. Entries are keyed by content, not by time: a fresh checkout
+hits.
 """
 
 from __future__ import annotations
@@ -116,7 +120,9 @@ class RunCache:
         self._stats: dict[str, tuple[int, int, bytes]] = {}
 
     def load(self, sources: Sources) -> LintResult | None:
-        """The result of an earlier run on the same contents with the same settings, or None; seeds the digests of `sources`."""
+        """The result of an earlier run on the same contents with the same settings, or None; seeds the digests of
+        `sources`.
+        """
         if not self.folder:
             return None
         self._stats = _load(os.path.join(self.folder, "stats.bin"), dict[str, tuple[int, int, bytes]]) or {}

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 CLEAN, FOUND, FAILED = 0, 1, 2
 
-# name -> (where the click command lives, its line in the help text); loaded only when used, so that linting loads no torch
+# name -> (where the click command lives, its line in the help text); loaded only when used, so that linting loads no
+# torch
 _COMMANDS = {
     "check": ("graphlint.commands.check:check", "Lint files and folders (what `graphlint PATHS` does)."),
     "rules": ("graphlint.commands.book:rules", "List the rules."),
@@ -80,7 +81,9 @@ def cli() -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Entry point of the `graphlint` command; always leaves through SystemExit, never with a traceback for a user's mistake."""
+    """Entry point of the `graphlint` command; always leaves through SystemExit, never with a traceback for a user's
+    mistake.
+    """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a file name or a source line must not end the run in an ASCII terminal
             stream.reconfigure(errors="backslashreplace")

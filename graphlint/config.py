@@ -1,6 +1,7 @@
 """`[tool.graphlint]` of `pyproject.toml`, or `graphlint.toml` -> a frozen `Config`.
 
-The nearest configuration upward from what is linted holds for the whole run: a project is analysed as one program. What is wrong
+The nearest configuration upward from what is linted holds for the whole run: a project is analysed as one program.
+What is wrong
 in it is an error with file and line; nothing is passed over in silence.
 """
 
@@ -89,7 +90,9 @@ def find(paths: Sequence[str], isolated: bool = False) -> Config:
 
 
 def load(file: str) -> Config:
-    """The configuration in the file that the user named. Raises `ConfigError`, also for a file without a graphlint table."""
+    """The configuration in the file that the user named. Raises `ConfigError`, also for a file without a graphlint
+    table.
+    """
     found = _read_table(os.path.abspath(file), os.path.basename(file) == "pyproject.toml", must=True)
     if found is None:
         raise ConfigError(f"{file}: has no [tool.graphlint] table; add one or leave --config out")
@@ -97,7 +100,9 @@ def load(file: str) -> Config:
 
 
 def override(config: Config, table: Mapping[str, Any], where: str) -> Config:
-    """`config` with the settings of a table of toml keys (`{"target-torch": "2.11"}`). Raises `ConfigError` beginning with `where`."""
+    """`config` with the settings of a table of toml keys (`{"target-torch": "2.11"}`). Raises `ConfigError` beginning
+    with `where`.
+    """
     return msgspec.structs.replace(config, **_settings(table, lambda key: where))
 
 

@@ -1,6 +1,7 @@
 """Paths -> `Sources`: which files there are, under which module names, and which of them the user meant.
 
-Only folders are listed here, nothing is read but `.gitignore` files. Symbolic links are followed, each folder once, so a loop
+Only folders are listed here, nothing is read but `.gitignore` files. Symbolic links are followed, each folder once, so
+a loop
 ends; a folder that can't be listed becomes a `Problem`.
 """
 
@@ -81,7 +82,9 @@ class _Search:
             yield whole, name
 
     def below(self, folder: str, name: str) -> Iterator[tuple[str, str]]:
-        """All Python files below `folder` that are not excluded, in the order of their names; real folders before linked ones."""
+        """All Python files below `folder` that are not excluded, in the order of their names; real folders before
+        linked ones.
+        """
         seen: set[tuple[int, int]] = set()
         links: list[tuple[str, str, Chain]] = []
         yield from self._walk(folder, name, outer_chain(folder, self.config), seen, links)

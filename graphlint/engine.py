@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from graphlint import cache, checks, ir, regions, rulebook, summary
+from graphlint import cache, checks, ir, progress, regions, rulebook, summary
 from graphlint.checks.base import Report, Walk
 from graphlint.config import Config
 from graphlint.files import Source, Sources
@@ -74,9 +74,10 @@ def analyse(sources: Sources, settings: Config) -> LintResult:
     project = Project(reader)
     found = find_regions(sources, reader, project, settings)
     lint = _Lint(sources, reader, settings)
-    for path in _entries(sources, found):
+    entries = _entries(sources, found)
+    for path in progress.told(entries, "walking programs", len(entries)):
         lint.walk_entry(path)
-    for region in found:
+    for region in progress.told(found, "walking regions", len(found)):
         if not lint.covered(region):
             lint.walk_region(region)
     return LintResult(

@@ -1,7 +1,9 @@
 """The text of a project: `Source`, one file read when first asked for, and `Sources`, all files of one run.
 
-`Sources` knows three kinds of files. *Linted* files were named by the user, as files or through their folder. *Context* files
-belong to the same project; regions in them count when they reach a linted file. *Neighbours* stand beside a file that belongs
+`Sources` knows three kinds of files. *Linted* files were named by the user, as files or through their folder.
+*Context* files
+belong to the same project; regions in them count when they reach a linted file. *Neighbours* stand beside a file that
+belongs
 to no project; they are looked for on disk only when a linted file imports them.
 """
 
@@ -31,8 +33,10 @@ class Stat(NamedTuple):
 class Source:
     """One Python file. Reading never raises: what can't be read or decoded is empty, and `problem` says why.
 
-    `path` is the name to show, `file` the absolute path on disk, `module` the dotted name by which the project imports it (not
-    unique: two scripts may both be `main`), `root` the folder that this name starts from. Line ends in `text` are `\\n`.
+    `path` is the name to show, `file` the absolute path on disk, `module` the dotted name by which the project imports
+    it (not
+    unique: two scripts may both be `main`), `root` the folder that this name starts from. Line ends in `text` are
+    `\\n`.
     """
 
     __slots__ = (
@@ -153,7 +157,8 @@ class Source:
 class Sources:
     """All files of one run; answers questions about names and paths, reads nothing by itself.
 
-    `lookups` records which neighbours were looked for (None: not there), so that a cached result can tell whether it still holds.
+    `lookups` records which neighbours were looked for (None: not there), so that a cached result can tell whether it
+    still holds.
     """
 
     def __init__(
@@ -206,7 +211,9 @@ class Sources:
                 found = self._by_file.get(file) or self._neighbour(root, file)
                 if found:
                     return found
-        return None if near else next((source for source in self if source.module == relative.replace(os.sep, ".")), None)
+        return (
+            None if near else next((source for source in self if source.module == relative.replace(os.sep, ".")), None)
+        )
 
     def _neighbour(self, root: str, file: str) -> Source | None:
         if root not in self._neighbour_roots:
@@ -238,7 +245,9 @@ def encoding_of(data: bytes) -> str:
 
 
 def bracket_depth(text: str) -> int:
-    """How deep brackets are nested, strings and comments not told apart; ask before libcst, whose parser overflows the stack."""
+    """How deep brackets are nested, strings and comments not told apart; ask before libcst, whose parser overflows the
+    stack.
+    """
     depth = deepest = 0
     for bracket in re.findall(r"[()\[\]{}]", text):
         depth += 1 if bracket in "([{" else -1

@@ -15,7 +15,9 @@ from graphlint.findings import Edit, Finding, Problem
 
 
 class Fixed(msgspec.Struct, frozen=True):
-    """One file with fixes applied: the text before and after (line ends are `\\n`), and how many findings that cures."""
+    """One file with fixes applied: the text before and after (line ends are `\\n`), and how many findings that
+    cures.
+    """
 
     filename: str
     before: str
@@ -30,7 +32,9 @@ class Fixed(msgspec.Struct, frozen=True):
 
 
 def fixed(findings: Iterable[Finding], unsafe: bool, given: dict[str, bytes] | None = None) -> list[Fixed]:
-    """The files that the fixes of `findings` change; unsafe fixes only when asked for. `given` holds texts that are on no disk."""
+    """The files that the fixes of `findings` change; unsafe fixes only when asked for. `given` holds texts that are on
+    no disk.
+    """
     chosen: dict[str, list[list[Edit]]] = {}
     for finding in findings:
         fix = finding.fix
@@ -68,7 +72,7 @@ def _span(edit: Edit, starts: list[int]) -> tuple[int, int, str]:
 
 
 def _overlap(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
-    return one[0] < other[1] and other[0] < one[1] or one[:2] == other[:2]
+    return (one[0] < other[1] and other[0] < one[1]) or one[:2] == other[:2]
 
 
 def _parses(text: str) -> bool:
@@ -82,7 +86,9 @@ def _parses(text: str) -> bool:
 
 
 def write(file: Fixed) -> Problem | None:
-    """Puts the new text in place of the old one in one move; keeps encoding, line ends and mode. The problem met, if any."""
+    """Puts the new text in place of the old one in one move; keeps encoding, line ends and mode. The problem met, if
+    any.
+    """
     path = os.path.realpath(file.filename)
     temporary = f"{path}.graphlint-{os.getpid()}"
     try:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class Chain:
-    """The rules in force in one folder. The configuration decides first; of git's files the innermost that speaks about a path."""
+    """The rules in force in one folder. The configuration decides first; of git's files the innermost that speaks
+    about a path.
+    """
 
     __slots__ = ("_declared", "_layers", "_names", "_respect")
 
@@ -68,7 +70,8 @@ class _Layer:
 
 
 def outer_chain(folder: str, config: Config) -> Chain:
-    """The rules in force when a walk starts at `folder`: the configuration's, and git's from the repository's top downward.
+    """The rules in force when a walk starts at `folder`: the configuration's, and git's from the repository's top
+    downward.
 
     A folder that git ignores but the user names is walked all the same, without the outer rules.
     """
@@ -82,7 +85,9 @@ def outer_chain(folder: str, config: Config) -> Chain:
 
 
 def excluded(path: str, config: Config) -> bool:
-    """Whether a file, or a folder between it and the configuration's, is left out; for files that a hook names one by one."""
+    """Whether a file, or a folder between it and the configuration's, is left out; for files that a hook names one by
+    one.
+    """
     folder = os.path.dirname(path)
     chain = outer_chain(config.root if path.startswith(config.root) else folder, config)
     between = [parent for parent in ancestors(folder) if parent.startswith(config.root) and parent != config.root]
@@ -140,6 +145,8 @@ def _compiles(line: str) -> bool:
 
 
 def _can_match_python(line: str) -> bool:
-    """Whether a pattern can speak about `x.py` itself: a few of the two hundred lines of a usual file do, and each costs a regex."""
+    """Whether a pattern can speak about `x.py` itself: a few of the two hundred lines of a usual file do, and each
+    costs a regex.
+    """
     tail = re.split(r"[*?\]\\]", line.rstrip())[-1]
     return not line.rstrip().endswith("/") and (tail.endswith(".py") or ".py".endswith(tail) or tail == "")

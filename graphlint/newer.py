@@ -1,7 +1,9 @@
 """Python newer than the running one -> text that the running one parses, with every row and column where it was.
 
-libcst knows the grammar of later releases. What `ast` can't take is overwritten in place: type aliases and type parameters (3.12), quotes, comments and
-backslashes inside f-strings (3.12), template strings and `except` without parentheses (3.14), lazy imports (3.15). None of them says anything about tensors, so
+libcst knows the grammar of later releases. What `ast` can't take is overwritten in place: type aliases and type
+parameters (3.12), quotes, comments and
+backslashes inside f-strings (3.12), template strings and `except` without parentheses (3.14), lazy imports (3.15).
+None of them says anything about tensors, so
 nothing is lost that a check would want, but for what an overwritten f-string formats.
 """
 
@@ -107,7 +109,9 @@ class _Page:
         return "\n".join(self._lines)
 
     def overwrite(self, place: CodeRange, replacement: str) -> None:
-        """Puts `replacement` at the start of a span and blanks behind it; lines that the span breaks are joined by a backslash."""
+        """Puts `replacement` at the start of a span and blanks behind it; lines that the span breaks are joined by a
+        backslash.
+        """
         for row, start, end in self._rows(place):
             line = self._lines[row]
             filled = replacement.ljust(end - start)[: max(end - start, len(replacement))]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from graphlint import cache, config, discover, selection, suppress
+from graphlint import cache, config, discover, progress, selection, suppress
 from graphlint.config import Config
 from graphlint.discover import Stdin
 from graphlint.files import Source, Sources
@@ -26,7 +26,8 @@ def lint(
 ) -> LintResult:
     """Lints files and folders as one program; without `settings`, with those of the nearest configuration.
 
-    Answers with sorted findings, and with a `Problem` for each thing that could not be done. Raises `config.ConfigError`.
+    Answers with sorted findings, and with a `Problem` for each thing that could not be done. Raises
+    `config.ConfigError`.
     """
     wanted = [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
     settings = settings or config.find(wanted)
@@ -41,7 +42,8 @@ def lint(
 
 def run(sources: Sources, settings: Config, named: Sequence[str] = ()) -> LintResult:
     """The work itself, without looking for an earlier result."""
-    unreadable = [problem for source in sources.linted if (problem := source.check())]
+    reading = progress.told(sources.linted, "reading", len(sources.linted))
+    unreadable = [problem for source in reading if (problem := source.check())]
     result = analyse(sources, settings)
     problems = _merged(unreadable, result.problems, _syntax_problems(sources, named))
     result = msgspec.structs.replace(result, problems=problems, files=len(sources.linted))
@@ -50,7 +52,9 @@ def run(sources: Sources, settings: Config, named: Sequence[str] = ()) -> LintRe
 
 
 def tidy(result: LintResult, sources: Sources, settings: Config) -> LintResult:
-    """Raw findings -> what the user asked for: not suppressed, selected, concerning linted files, each fault once, in order."""
+    """Raw findings -> what the user asked for: not suppressed, selected, concerning linted files, each fault once, in
+    order.
+    """
     result = suppress.apply(_concerning(result, sources), sources, settings)
     chosen = [finding for finding in result.findings if selection.wanted(finding, settings)]
     return msgspec.structs.replace(result, findings=tuple(_once(chosen)))

@@ -1,6 +1,7 @@
 """Which findings the user wants: `select`, `extend-select`, `ignore`, `per-file-ignores`.
 
-A selector is `ALL`, a severity (`crash`), a family (`rng`), a code or its beginning (`CG1`), or a rule's name (`host-rng`). The
+A selector is `ALL`, a severity (`crash`), a family (`rng`), a code or its beginning (`CG1`), or a rule's name
+(`host-rng`). The
 more exact selector wins; of two equally exact ones, `ignore` does.
 """
 
@@ -44,7 +45,9 @@ def wanted(finding: Finding, config: Config) -> bool:
 
 
 def matches(filename: str, pattern: str, root: str) -> bool:
-    """Whether a shown file name fits a pattern: by its last part, or by its path from `root`; a leading `!` turns it round."""
+    """Whether a shown file name fits a pattern: by its last part, or by its path from `root`; a leading `!` turns it
+    round.
+    """
     if pattern.startswith("!"):
         return not matches(filename, pattern[1:], root)
     inner = os.path.relpath(os.path.abspath(filename), root).replace(os.sep, "/")

@@ -5,7 +5,8 @@
     # noqa: CG101                                 these codes; a bare `# noqa` means other linters
     # gpu-sync-ok: reason                         vLLM's word for a synchronisation that is meant
 
-A comment holds for the line it ends, for the whole statement when it ends one, and for the next line when it stands alone. It silences a fault on that line
+A comment holds for the line it ends, for the whole statement when it ends one, and for the next line when it stands
+alone. It silences a fault on that line
 and every finding whose way from the region leads through a call on that line.
 """
 
@@ -51,7 +52,9 @@ class Suppression(msgspec.Struct, frozen=True):
 
 
 def apply(result: LintResult, sources: Sources, config: Config) -> LintResult:
-    """Takes the silenced findings out (they move to `suppressed`) and reports suppressions that are unused or lack a reason."""
+    """Takes the silenced findings out (they move to `suppressed`) and reports suppressions that are unused or lack a
+    reason.
+    """
     book = _Book(sources, config)
     kept, silenced = [], []
     for finding in result.findings:
@@ -88,7 +91,9 @@ class _Book:
         return None
 
     def complaints(self, complete: bool) -> Iterator[Finding]:
-        """Suppressions of linted files that say nothing: unknown rules, missing reasons, and, where all was seen, unused ones."""
+        """Suppressions of linted files that say nothing: unknown rules, missing reasons, and, where all was seen,
+        unused ones.
+        """
         for source in self._sources.linted:
             for suppression in _distinct(self._of(source.path).values()):
                 if suppression.foreign:
@@ -131,7 +136,9 @@ def _complaint(name: str, suppression: Suppression, what: str) -> Finding:
 
 
 def read(source: Source) -> list[Suppression]:
-    """The suppressions in one file; strings that look like comments are none. A file that can't be split into tokens has none."""
+    """The suppressions in one file; strings that look like comments are none. A file that can't be split into tokens
+    has none.
+    """
     if not _may_speak(source.data):
         return []
     found: list[Suppression] = []
@@ -152,7 +159,9 @@ class _Comment(msgspec.Struct, frozen=True):
 
 
 def _may_speak(data: bytes) -> bool:
-    """Whether a file needs to be split into tokens at all; plain substrings first, for a project has thousands of files."""
+    """Whether a file needs to be split into tokens at all; plain substrings first, for a project has thousands of
+    files.
+    """
     return b"graphlint:" in data or b"gpu-sync-ok" in data or (b"CG" in data and _NOQA.search(data) is not None)
 
 

@@ -1,4 +1,6 @@
-"""What the tests of the command share: small projects on disk, and an engine that finds one thing, so that the rooms around it can be tested alone."""
+"""What the tests of the command share: small projects on disk, and an engine that finds one thing, so that the rooms
+around it can be tested alone.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def finding(filename: str, row: int, column: int = 1, end_column: int = 0, **mor
 
 
 def small_engine(sources: Sources, settings: Config) -> LintResult:
-    """Stands for the engine: every `.item()` is a fault, `# region` marks the capture, `# unresolved` one that was not seen whole."""
+    """Stands for the engine: every `.item()` is a fault, `# region` marks the capture, `# unresolved` one that was not
+    seen whole.
+    """
     regions = tuple(_regions(sources))
     first = regions[0] if regions else None
     found = []
@@ -48,7 +52,9 @@ def small_engine(sources: Sources, settings: Config) -> LintResult:
             if ".item()" in line:
                 column = line.index(".item()") + 1
                 region = RegionRef(first.filename, first.row, first.kind) if first else None
-                steps = (Step(first.filename, first.row + 1, "helper"),) if first and first.filename != source.path else ()
+                steps = (
+                    (Step(first.filename, first.row + 1, "helper"),) if first and first.filename != source.path else ()
+                )
                 found.append(finding(source.path, row, column, column + 7, region=region, trace=steps))
     return LintResult(tuple(found), regions=regions)
 
@@ -61,11 +67,18 @@ def _regions(sources: Iterable[Source]) -> Iterator[RegionInfo]:
                 yield RegionInfo(source.path, row, row + 1, "graph", "torch.cuda.graph", "a block", resolved)
 
 
-def command(*args: str | Path, cwd: Path, stdin: str | bytes = b"", **environment: str) -> subprocess.CompletedProcess[str]:
+def command(
+    *args: str | Path, cwd: Path, stdin: str | bytes = b"", **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs the real command in a process of its own; never with a terminal, never with the caller's cache."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("GRAPHLINT_", "FORCE_COLOR"))}
     data = stdin.encode() if isinstance(stdin, str) else stdin
     done = subprocess.run(
-        [sys.executable, "-m", "graphlint", *map(str, args)], cwd=cwd, input=data, capture_output=True, env={**env, **environment}, timeout=120
+        [sys.executable, "-m", "graphlint", *map(str, args)],
+        cwd=cwd,
+        input=data,
+        capture_output=True,
+        env={**env, **environment},
+        timeout=120,
     )
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -1,6 +1,7 @@
 """Nothing that a disk can hold crashes the command, hangs it, or keeps the other files from being linted.
 
-Each case runs the real command in a process of its own. `good.py` beside the bad input carries one unused suppression, so that its note proves that the rest was
+Each case runs the real command in a process of its own. `good.py` beside the bad input carries one unused suppression,
+so that its note proves that the rest was
 linted.
 """
 
@@ -14,14 +15,15 @@ import time
 from pathlib import Path
 
 import pytest
-
 from kit import command, project
 
 GOOD = "x = 1  # graphlint: ignore[no-such-rule]\n"  # reported whatever else could not be seen
 
 
 def lint(tmp_path: Path, *args: str | Path, code: int = 2, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Lints the folder (or `args`); checks the exit code, that nothing was a traceback, and that `good.py` was linted all the same."""
+    """Lints the folder (or `args`); checks the exit code, that nothing was a traceback, and that `good.py` was linted
+    all the same.
+    """
     (tmp_path / "good.py").write_text(GOOD)
     done = command(*(args or (".",)), "--output-format", "concise", cwd=tmp_path, **environment)
     assert done.returncode == code, done
@@ -37,9 +39,15 @@ def only_error(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
-    assert only_error(lint(tmp_path, "good.py", "gone.py")) == "gone.py: error: does not exist; name a Python file or a folder"
+    assert (
+        only_error(lint(tmp_path, "good.py", "gone.py"))
+        == "gone.py: error: does not exist; name a Python file or a folder"
+    )
     os.mkfifo(tmp_path / "pipe.py")
-    assert only_error(lint(tmp_path, "good.py", "pipe.py")) == "pipe.py: error: is not a regular file; name a Python file or a folder"
+    assert (
+        only_error(lint(tmp_path, "good.py", "pipe.py"))
+        == "pipe.py: error: is not a regular file; name a Python file or a folder"
+    )
     assert "/dev/null: error: is not a regular file" in only_error(lint(tmp_path, "good.py", "/dev/null"))
     lint(tmp_path, code=0)  # a pipe in a folder is passed over, not waited for
 
@@ -125,7 +133,14 @@ with torch.cuda.graph(g):
 
 @pytest.mark.parametrize(
     "body",
-    ["x" + ".relu()" * 1000, "(" * 1000 + "x" + ")" * 1000, "x" + " + x" * 3000, "f(" * 1000 + "x" + ")" * 1000, "lambda: " * 1000 + "x", "[" * 1000 + "]" * 1000],
+    [
+        "x" + ".relu()" * 1000,
+        "(" * 1000 + "x" + ")" * 1000,
+        "x" + " + x" * 3000,
+        "f(" * 1000 + "x" + ")" * 1000,
+        "lambda: " * 1000 + "x",
+        "[" * 1000 + "]" * 1000,
+    ],
     ids=["chain", "parentheses", "sum", "calls", "lambdas", "lists"],
 )
 def test_thousand_deep_nesting_in_a_region(tmp_path: Path, body: str) -> None:
@@ -207,7 +222,7 @@ def test_unreadable_folders(tmp_path: Path, how: str) -> None:
 def test_a_damaged_cache(tmp_path: Path, damage: str) -> None:
     project(tmp_path, {"a.py": REGION.format(body="x + 1")})
     first = lint(tmp_path, code=0)
-    files = [path for path in (tmp_path / ".graphlint_cache").rglob("*.bin")]
+    files = list((tmp_path / ".graphlint_cache").rglob("*.bin"))
     assert files
     for path in files:
         data = path.read_bytes()
@@ -215,7 +230,9 @@ def test_a_damaged_cache(tmp_path: Path, damage: str) -> None:
         if damage == "folders":
             path.mkdir()
         else:
-            path.write_bytes({"cut": data[: len(data) // 2], "empty": b"", "noise": os.urandom(len(data)), "readonly": data}[damage])
+            path.write_bytes(
+                {"cut": data[: len(data) // 2], "empty": b"", "noise": os.urandom(len(data)), "readonly": data}[damage]
+            )
             os.chmod(path, 0o400 if damage == "readonly" else 0o644)
     again = lint(tmp_path, code=0)
     assert (again.stdout, again.stderr) == (first.stdout, "")
@@ -225,7 +242,10 @@ def test_two_runs_at_once_on_one_cache(tmp_path: Path) -> None:
     project(tmp_path, {f"m{number}.py": REGION.format(body=f"x + {number}") for number in range(30)})
     (tmp_path / "good.py").write_text(GOOD)
     args = [sys.executable, "-m", "graphlint", ".", "--output-format", "concise"]
-    runs = [subprocess.Popen(args, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    runs = [
+        subprocess.Popen(args, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
     results = [(run.communicate(timeout=120), run.returncode) for run in runs]
     assert len({out for (out, _), _ in results}) == 1 and {err for (_, err), _ in results} == {""}
     assert {code for _, code in results} <= {0, 1}
@@ -255,9 +275,14 @@ def test_a_really_full_disk(tmp_path: Path) -> None:
         pytest.skip("no /dev/full here; test_a_full_disk_while_caching stands for it")
     (tmp_path / "good.py").write_text(GOOD)
     done = command("good.py", "-o", "/dev/full", cwd=tmp_path)
-    assert done.returncode == 2 and only_error(done) == "/dev/full: error: the report can't be written: no space left on device"
+    assert (
+        done.returncode == 2
+        and only_error(done) == "/dev/full: error: the report can't be written: no space left on device"
+    )
     with open("/dev/full", "w") as full:
-        line = subprocess.run([sys.executable, "-m", "graphlint", "good.py"], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
+        line = subprocess.run(
+            [sys.executable, "-m", "graphlint", "good.py"], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True
+        )
     assert line.returncode == 2 and "Traceback" not in line.stderr and "no space left" in line.stderr.lower()
 
 

@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from kit import project, small_engine
 
 from graphlint import cache, discover, pipeline
 from graphlint.cache import Store
 from graphlint.config import Config
 from graphlint.files import Sources
 from graphlint.findings import LintResult
-from kit import project, small_engine
 
 KEY, OTHER = b"k" * 16, b"o" * 16
 
@@ -84,7 +84,9 @@ def test_a_damaged_pack_counts_as_not_there(tmp_path: Path, damage: str) -> None
     if damage == "folder":
         pack.mkdir()
     else:
-        pack.write_bytes({"cut": whole[:-10], "empty": b"", "foreign": b"PK\3\4" + whole, "flipped": bytes(flipped)}[damage])
+        pack.write_bytes(
+            {"cut": whole[:-10], "empty": b"", "foreign": b"PK\3\4" + whole, "flipped": bytes(flipped)}[damage]
+        )
     later = Store(str(tmp_path))
     assert later.get(KEY) is None
     later.put(KEY, b"again")
@@ -147,7 +149,7 @@ def test_a_full_or_locked_disk_costs_the_cache_only(
 
     monkeypatch.setattr(os, "replace", refuse)
     assert len(lint(tmp_path).findings) == 1
-    assert not [path for path in tmp_path.rglob("*.bin")] and not list(tmp_path.rglob("tmp-*"))
+    assert not list(tmp_path.rglob("*.bin")) and not list(tmp_path.rglob("tmp-*"))
     store = Store(str(tmp_path / "c"))
     store.put(KEY, b"x")
     store.flush()
@@ -279,7 +281,10 @@ def test_old_versions_are_cleared_away(tmp_path: Path, engine: Engine, monkeypat
 
 def test_the_tool_digest_stands_for_code_and_rules() -> None:
     assert len(cache.tool_digest()) == 16
-    assert any(b"# host-sync" in part for part in cache._contents(str(pipeline.__file__).rsplit("/graphlint/", 1)[0] + "/rules", ".md"))
+    assert any(
+        b"# host-sync" in part
+        for part in cache._contents(str(pipeline.__file__).rsplit("/graphlint/", 1)[0] + "/rules", ".md")
+    )
 
 
 def test_a_run_is_keyed_by_what_the_user_named(tmp_path: Path, engine: Engine) -> None:

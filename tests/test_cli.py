@@ -13,12 +13,12 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
+from kit import command, finding, project, small_engine
 
 from graphlint import cli, pipeline
 from graphlint.config import Config
 from graphlint.files import Sources
 from graphlint.findings import Edit, Finding, Fix, LintResult, Place, Problem
-from kit import command, finding, project, small_engine
 
 CAPTURE = "with graph:  # region\n    helper(x)\n"
 FAULT = "def helper(x):\n    return x.item()\n"
@@ -115,7 +115,10 @@ def test_options_choose_rules_and_files(run: Any, tmp_path: Path, args: list[str
 
 
 def test_configuration_is_found_and_the_command_line_wins(run: Any, tmp_path: Path) -> None:
-    project(tmp_path, {"pyproject.toml": '[tool.graphlint]\nselect = ["rng"]\noutput-format = "concise"\n', "src/a.py": FAULT})
+    project(
+        tmp_path,
+        {"pyproject.toml": '[tool.graphlint]\nselect = ["rng"]\noutput-format = "concise"\n', "src/a.py": FAULT},
+    )
     assert run("src").exit_code == 0
     done = run("src", "--select", "ALL")
     assert done.exit_code == 1 and len(done.stdout.splitlines()) == 2
@@ -195,7 +198,9 @@ def test_verbose_lists_what_stayed_unresolved(run: Any, tmp_path: Path, monkeypa
     assert "unresolved" not in quiet.stderr and "1 call in capture regions could not be resolved" in quiet.stdout
 
 
-def test_one_finding_for_a_fault_that_two_regions_reach(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_finding_for_a_fault_that_two_regions_reach(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from graphlint.findings import RegionRef, Step
 
     near = finding("a.py", 2, region=RegionRef("a.py", 1, "graph"))
@@ -226,7 +231,9 @@ def mending(sources: Sources, settings: Config) -> LintResult:
                 if text in line:
                     start = line.index(text) + 1
                     at = Place(source.path, row, start, row, start + len(text))
-                    found.append(finding(source.path, row, start, start + len(text), fix=Fix("drop", (Edit(at, ""),), safe=safe)))
+                    found.append(
+                        finding(source.path, row, start, start + len(text), fix=Fix("drop", (Edit(at, ""),), safe=safe))
+                    )
     return LintResult(tuple(found))
 
 
@@ -259,7 +266,9 @@ def test_a_fix_that_breaks_the_file_is_not_written(run: Any, tmp_path: Path, mon
 def test_overlapping_fixes_are_applied_one_at_a_time(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def both(sources: Sources, settings: Config) -> LintResult:
         edits = [Edit(Place("a.py", 1, 1, 1, 2), "y"), Edit(Place("a.py", 1, 1, 1, 6), "z = 2")]
-        return LintResult(tuple(finding("a.py", 1, number + 1, fix=Fix("", (edit,), safe=True)) for number, edit in enumerate(edits)))
+        return LintResult(
+            tuple(finding("a.py", 1, number + 1, fix=Fix("", (edit,), safe=True)) for number, edit in enumerate(edits))
+        )
 
     monkeypatch.setattr(pipeline, "analyse", both)
     project(tmp_path, {"a.py": "x = 1\n"})
@@ -363,7 +372,11 @@ def test_an_error_of_ours_is_one_line(run: Any, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(pipeline, "analyse", broken)
     project(tmp_path, {"a.py": ""})
     done = run()
-    assert done.exit_code == 2 and done.stderr.startswith("graphlint: internal error: KeyError") and len(done.stderr.splitlines()) == 1
+    assert (
+        done.exit_code == 2
+        and done.stderr.startswith("graphlint: internal error: KeyError")
+        and len(done.stderr.splitlines()) == 1
+    )
 
 
 def test_watch_lints_again_after_a_change(tmp_path: Path) -> None:
@@ -371,7 +384,10 @@ def test_watch_lints_again_after_a_change(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     with open(log, "w") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "graphlint", "a.py", "--watch", "--no-cache"], cwd=tmp_path, stdout=stream, stderr=stream
+            [sys.executable, "-m", "graphlint", "a.py", "--watch", "--no-cache"],
+            cwd=tmp_path,
+            stdout=stream,
+            stderr=stream,
         )
     try:
         assert _waited(log, "watching 1 files")
@@ -388,3 +404,20 @@ def _waited(log: Path, words: str) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def test_progress_is_shown_on_a_terminal_and_wiped() -> None:
+    import io
+
+    from graphlint import progress
+
+    terminal = io.StringIO()
+    with progress.Line(terminal) as line:
+        line._next = 0
+        assert list(progress.told("abc", "reading", 3)) == ["a", "b", "c"]
+    assert terminal.getvalue() == "\r\x1b[Kreading 1/3\r\x1b[K"  # the next two come too soon to be read
+    quick = io.StringIO()
+    with progress.Line(quick):
+        list(progress.told("abc", "reading", 3))
+    assert quick.getvalue() == ""
+    assert list(progress.told("abc", "reading", 3)) == ["a", "b", "c"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from kit import finding, project
 
 from graphlint import config
 from graphlint.config import Config, ConfigError
 from graphlint.selection import exactness, matches, wanted
-from kit import finding, project
 
 PYPROJECT = """\
 [project]
@@ -47,7 +47,14 @@ def test_everything_is_read(tmp_path: Path) -> None:
 
 
 def test_nearest_wins_and_a_pyproject_without_table_is_passed_over(tmp_path: Path) -> None:
-    project(tmp_path, {"pyproject.toml": PYPROJECT, "a/pyproject.toml": "[project]\nname='a'\n", "a/b/graphlint.toml": "require-reason = false\n"})
+    project(
+        tmp_path,
+        {
+            "pyproject.toml": PYPROJECT,
+            "a/pyproject.toml": "[project]\nname='a'\n",
+            "a/b/graphlint.toml": "require-reason = false\n",
+        },
+    )
     assert config.find([str(tmp_path / "a")]).file == str(tmp_path / "pyproject.toml")
     assert config.find([str(tmp_path / "a/b")]).file == str(tmp_path / "a/b/graphlint.toml")
     assert config.find([str(tmp_path / "a/b"), str(tmp_path / "a")]).file == str(tmp_path / "pyproject.toml")
@@ -90,7 +97,7 @@ def test_mistakes_name_file_and_line(tmp_path: Path, text: str, line: int, words
 
 def test_mistakes_in_files_named_by_hand(tmp_path: Path) -> None:
     project(tmp_path, {"pyproject.toml": "[project]\n", "bad.toml": b"\xff"})
-    with pytest.raises(ConfigError, match="has no \\[tool.graphlint\\] table"):
+    with pytest.raises(ConfigError, match=r"has no \[tool.graphlint\] table"):
         config.load(str(tmp_path / "pyproject.toml"))
     with pytest.raises(ConfigError, match="UTF-8"):
         config.load(str(tmp_path / "bad.toml"))

@@ -1,4 +1,6 @@
-"""The whole standard library and everything installed beside us: no crash, no hang, one line for each file that is no Python. Minutes; run by CI."""
+"""The whole standard library and everything installed beside us: no crash, no hang, one line for each file that is no
+Python. Minutes; run by CI.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,6 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-
 from kit import command
 
 pytestmark = pytest.mark.slow

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from kit import project
 
 from graphlint import discover, files
 from graphlint.config import Config
 from graphlint.files import Source, Sources
 from graphlint.findings import Problem
-from kit import project
 
 
 def found(*paths: Path | str, config: Config | None = None) -> tuple[Sources, tuple[Problem, ...]]:
@@ -191,7 +191,10 @@ def source_of(data: bytes) -> Source:
         (b"x = '\xc3\xa4'", "x = 'ä'"),
         (b"\xef\xbb\xbfx = 1", "x = 1"),
         (b"# -*- coding: latin-1 -*-\nx = '\xe4'", "# -*- coding: latin-1 -*-\nx = 'ä'"),
-        (b"#!/usr/bin/python\n# vim: set fileencoding=cp1252 :\n'\x80'", "#!/usr/bin/python\n# vim: set fileencoding=cp1252 :\n'€'"),
+        (
+            b"#!/usr/bin/python\n# vim: set fileencoding=cp1252 :\n'\x80'",
+            "#!/usr/bin/python\n# vim: set fileencoding=cp1252 :\n'€'",
+        ),
         (b"a\r\nb\rc\n", "a\nb\nc\n"),
         (b"a\x0cb\n", "a\x0cb\n"),
         (b"", ""),

@@ -34,7 +34,9 @@ def room_of(module: str) -> str:
 
 
 def imports(text: str, path: Path) -> Iterator[tuple[str, int]]:
-    """`(module, row)` of every import of graphlint in a file, also those inside functions; not those for type checkers only."""
+    """`(module, row)` of every import of graphlint in a file, also those inside functions; not those for type checkers
+    only.
+    """
     package = ("graphlint", *path.relative_to(PACKAGE).parts[:-1])
     for node in walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -73,13 +75,22 @@ def test_every_room_stands_in_the_drawing() -> None:
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_go_one_way(path: Path) -> None:
     room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    found = [f"{path.name}:{row} imports {module}" for module, row in imports(path.read_text(), path) if wrong(room, room_of(module))]
+    found = [
+        f"{path.name}:{row} imports {module}"
+        for module, row in imports(path.read_text(), path)
+        if wrong(room, room_of(module))
+    ]
     assert not found
 
 
 def test_the_test_can_fail() -> None:
     path = PACKAGE / "report" / "text.py"
-    seen = [room_of(module) for module, _ in imports("from graphlint import pipeline\nfrom ..cli import main\nimport graphlint.flow.x", path)]
+    seen = [
+        room_of(module)
+        for module, _ in imports(
+            "from graphlint import pipeline\nfrom ..cli import main\nimport graphlint.flow.x", path
+        )
+    ]
     assert seen == ["pipeline", "cli", "flow"]
     assert wrong("report", "pipeline") and wrong("flow", "runtime") and wrong("runtime", "flow")
     assert not wrong("pipeline", "report") and not wrong("flow", "rulebook") and not wrong("runtime", "rulebook")

@@ -55,7 +55,9 @@ def test_what_no_python_takes(text: str) -> None:
     assert blank_newer_syntax(text) is None
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="this Python knows the syntax itself; the tests above overwrite it all the same")
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="this Python knows the syntax itself; the tests above overwrite it all the same"
+)
 def test_a_summary_is_made_of_it() -> None:
     made = summary.read("a.py", "a", "def f[T](x: T):\n    return x.item()\n")
     assert [type(statement).__name__ for statement in made.body] == ["Def"] or made.body

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from kit import project
 
 REFUSE = """
@@ -27,7 +26,13 @@ sys.meta_path.insert(0, Refuse())
 
 def python(program: str, cwd: Path, refused: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """Runs a program in a process where importing one of `refused` is an error."""
-    return subprocess.run([sys.executable, "-c", REFUSE.format(names=refused) + program], cwd=cwd, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", REFUSE.format(names=refused) + program],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 PROGRAM = """
@@ -51,7 +56,11 @@ print("linted")
 
 
 def test_import_is_cheap(tmp_path: Path) -> None:
-    done = python("import graphlint; print(len([m for m in sys.modules if m.startswith('graphlint')]))", tmp_path, ("torch", "libcst", "click", "msgspec"))
+    done = python(
+        "import graphlint; print(len([m for m in sys.modules if m.startswith('graphlint')]))",
+        tmp_path,
+        ("torch", "libcst", "click", "msgspec"),
+    )
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 
@@ -61,7 +70,9 @@ def test_linting_needs_no_torch(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("linted\n", "")
 
 
-@pytest.mark.parametrize("args", [["check", "a.py"], ["regions", "a.py"], ["rules"], ["explain", "CG101"], ["--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "args", [["check", "a.py"], ["regions", "a.py"], ["rules"], ["explain", "CG101"], ["--help"], ["--version"]]
+)
 def test_no_static_command_needs_torch(tmp_path: Path, args: list[str]) -> None:
     project(tmp_path, {"a.py": PROGRAM})
     done = python(f"from graphlint.cli import main\nmain({args!r})", tmp_path, ("torch", "numpy"))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from kit import project
 
 TOP = Path(__file__).parent.parent
@@ -43,7 +42,14 @@ def hook(repo: Path, *args: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PRE_COMMIT_HOME": str(repo.parent / "pre-commit"), "PRE_COMMIT_COLOR": "never"}
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
     env.pop("GRAPHLINT_CACHE_DIR", None)
-    return subprocess.run([sys.executable, "-m", "pre_commit", "run", *args], cwd=repo, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, "-m", "pre_commit", "run", *args],
+        cwd=repo,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 @pytest.fixture
@@ -51,7 +57,10 @@ def repo(tmp_path: Path) -> Path:
     """A repository with a sound program and the hook, run from the environment at hand so that no network is needed."""
     entry = {**HOOK, "language": "system"}
     config = {"repos": [{"repo": "local", "hooks": [entry]}]}
-    root = project(tmp_path / "repo", {"pyproject.toml": "", "engine.py": ENGINE, "model.py": MODEL.format(factor="2"), "old/x.py": "x.item()\n"})
+    root = project(
+        tmp_path / "repo",
+        {"pyproject.toml": "", "engine.py": ENGINE, "model.py": MODEL.format(factor="2"), "old/x.py": "x.item()\n"},
+    )
     (root / ".pre-commit-config.yaml").write_text(yaml.safe_dump(config))
     git(root, "init")
     git(root, "add", ".")
@@ -109,7 +118,9 @@ def test_the_hook_as_others_install_it(repo: Path) -> None:
     """From a clone of this repository, in an environment that pre-commit builds."""
     clone = repo.parent / "graphlint"
     subprocess.run(["git", "clone", "-q", str(TOP), str(clone)], check=True)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=clone, check=True, capture_output=True, text=True).stdout.strip()
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=clone, check=True, capture_output=True, text=True
+    ).stdout.strip()
     config = {"repos": [{"repo": str(clone), "rev": head, "hooks": [{"id": "graphlint"}]}]}
     (repo / ".pre-commit-config.yaml").write_text(yaml.safe_dump(config))
     project(repo, {"model.py": MODEL.format(factor="x.max().item()")})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 
-from graphlint import config
+import tomllib
 from kit import command, project
+
+from graphlint import config
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
@@ -28,7 +29,9 @@ def test_the_configuration_shown_is_accepted(tmp_path: Path) -> None:
     project(tmp_path, {"pyproject.toml": block("toml")})
     found = config.find([str(tmp_path)])
     assert found.target_torch == (2, 11) and found.require_reason
-    assert set(tomllib.loads(block("toml"))["tool"]["graphlint"]) <= {name.replace("_", "-") for name in config._READERS}
+    assert set(tomllib.loads(block("toml"))["tool"]["graphlint"]) <= {
+        name.replace("_", "-") for name in config._READERS
+    }
 
 
 def test_the_options_shown_exist(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from kit import finding
 
 from graphlint.config import FORMATS
 from graphlint.findings import (
@@ -27,7 +28,6 @@ from graphlint.report import render, text
 from graphlint.report.fingerprint import fingerprints
 from graphlint.report.frame import frame
 from graphlint.report.view import View
-from kit import finding
 
 SCHEMA = json.loads((Path(__file__).parent / "data/sarif-schema-2.1.0.json").read_text())
 
@@ -84,7 +84,9 @@ def whole() -> LintResult:
 
 
 def test_full_shows_the_line_the_way_and_the_cure() -> None:
-    assert render(LintResult((fault(),)), "full", view(engine=ENGINE, model=MODEL)) == """\
+    assert (
+        render(LintResult((fault(),)), "full", view(engine=ENGINE, model=MODEL))
+        == """\
 model.py:7:13: CG101 [*] host-sync: `x.max().item()` waits for the GPU and brings one value to the host
   |
 6 | def normalise(x):
@@ -100,6 +102,7 @@ model.py:7:13: CG101 [*] host-sync: `x.max().item()` waits for the GPU and bring
   = help: stay on the device: `scale = x.max()`
 
 """
+    )
 
 
 def test_a_fault_in_the_region_itself_names_the_capture() -> None:
@@ -112,7 +115,9 @@ def test_a_fault_in_the_region_itself_names_the_capture() -> None:
 def test_a_long_way_is_shortened_in_the_middle() -> None:
     steps = tuple(Step("model.py", row % 8 + 1, f"f{row}") for row in range(20))
     shown = render(
-        LintResult((finding("model.py", 7, region=RegionRef("engine.py", 6, "graph"), trace=steps),)), "full", view(engine=ENGINE, model=MODEL)
+        LintResult((finding("model.py", 7, region=RegionRef("engine.py", 6, "graph"), trace=steps),)),
+        "full",
+        view(engine=ENGINE, model=MODEL),
     )
     assert "through f0, f1, 17 more and f19" in shown and "13 more calls" in shown
     assert len(shown.splitlines()) < 20
@@ -250,7 +255,9 @@ def test_json_is_a_superset_of_ruffs() -> None:
 
 def test_github_annotations() -> None:
     lines = render(whole(), "github", view()).splitlines()
-    assert lines[0].startswith("::error title=graphlint (CG101),file=model.py,line=7,col=13,endLine=7,endColumn=27::model.py:7:13: CG101")
+    assert lines[0].startswith(
+        "::error title=graphlint (CG101),file=model.py,line=7,col=13,endLine=7,endColumn=27::model.py:7:13: CG101"
+    )
     assert "%0A  reached from the capture at engine.py:6%0A  help:" in lines[0]
     assert lines[1].startswith("::notice title=graphlint (CG205)")
     assert lines[2] == "::error title=graphlint,file=bad.py,line=3::is no valid Python: invalid syntax"
@@ -289,7 +296,9 @@ def test_sarif_carries_the_way_the_suppression_and_relative_uris() -> None:
 
 
 def test_fingerprints_survive_moved_lines_and_tell_equal_ones_apart() -> None:
-    twice = "class A:\n    def f(self, x):\n        x.item()\n        x.item()\n\n    def g(self, x):\n        x.item()\n"
+    twice = (
+        "class A:\n    def f(self, x):\n        x.item()\n        x.item()\n\n    def g(self, x):\n        x.item()\n"
+    )
     first = fingerprints([finding("a.py", row) for row in (3, 4, 7)], view(a=twice))
     assert len(set(first)) == 3
     moved = fingerprints([finding("a.py", row) for row in (5, 6, 9)], view(a="import torch\n\n" + twice))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from kit import finding
 
 from graphlint import suppress
 from graphlint.config import Config
 from graphlint.files import Source, Sources
 from graphlint.findings import Finding, LintResult, Place, Problem, RegionInfo, RegionRef, Step
-from kit import finding
 
 
 def sources(**texts: str) -> Sources:
@@ -47,7 +47,15 @@ def test_comments_that_silence_a_host_sync(comment: str) -> None:
 
 @pytest.mark.parametrize(
     "comment",
-    ["# noqa", "# noqa: E501", "# graphlint: ignore[rng]", "# graphlint: ignored", "# graphlint ignore", "# noqa: CG102", "# ok"],
+    [
+        "# noqa",
+        "# noqa: E501",
+        "# graphlint: ignore[rng]",
+        "# graphlint: ignored",
+        "# graphlint ignore",
+        "# noqa: CG102",
+        "# ok",
+    ],
 )
 def test_comments_that_do_not(comment: str) -> None:
     assert silenced(f"x.item()  {comment}\n") == []
@@ -76,7 +84,10 @@ def test_gpu_sync_ok_speaks_of_synchronisation_only() -> None:
 
 
 def test_a_call_on_the_way_can_be_silenced() -> None:
-    texts = sources(a="with graph:\n    f(x)  # graphlint: ignore[host-sync] -- not captured in tests\n", b="def f(x):\n    x.item()\n")
+    texts = sources(
+        a="with graph:\n    f(x)  # graphlint: ignore[host-sync] -- not captured in tests\n",
+        b="def f(x):\n    x.item()\n",
+    )
     here = finding("b.py", 2, region=RegionRef("a.py", 1, "graph"), trace=(Step("a.py", 2, "f"),))
     other_way = finding("b.py", 2, region=RegionRef("c.py", 1, "graph"), trace=(Step("c.py", 2, "f"),))
     result = suppress.apply(LintResult((here, other_way)), texts, Config(root="/p"))
@@ -121,7 +132,9 @@ def test_a_name_that_is_no_rule_is_always_reported() -> None:
 
 
 def test_the_fix_removes_the_comment_and_nothing_else() -> None:
-    result = suppress.apply(LintResult(()), sources(a="a = 1  # graphlint: ignore\nb = 2  # x # noqa: CG101\n"), Config(root="/p"))
+    result = suppress.apply(
+        LintResult(()), sources(a="a = 1  # graphlint: ignore\nb = 2  # x # noqa: CG101\n"), Config(root="/p")
+    )
     cuts = [edit.at for item in result.findings if item.fix for edit in item.fix.edits]
     assert cuts == [Place("a.py", 1, 6, 1, 27), Place("a.py", 2, 12, 2, 25)]
 
@@ -135,7 +148,9 @@ def test_a_reason_can_be_required() -> None:
     assert [(item.code, item.at.row) for item in result.findings] == [("CG101", 1), ("CG901", 1)]
 
 
-@pytest.mark.parametrize("text", ["x = (\n# graphlint: ignore\n", "if 1:\n  x.item()  # noqa: CG101\n y\n", "'''open # noqa: CG101"])
+@pytest.mark.parametrize(
+    "text", ["x = (\n# graphlint: ignore\n", "if 1:\n  x.item()  # noqa: CG101\n y\n", "'''open # noqa: CG101"]
+)
 def test_text_that_is_no_python_does_no_harm(text: str) -> None:
     assert isinstance(silenced(text), list)
 

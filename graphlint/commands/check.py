@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from graphlint.commands.options import FORMAT, file_options, settings
 from graphlint.config import Config, ConfigError
 from graphlint.findings import LintResult, Problem
+
+if TYPE_CHECKING:
+    from graphlint.discover import Stdin
 
 STDIN = "-"
 
@@ -65,24 +69,30 @@ def check(paths: tuple[str, ...], **options: Any) -> int:
 
 def once(paths: Sequence[str], config: Config, options: dict[str, Any], given: dict[str, bytes]) -> int:
     """One run: lint, fix, report. Answers with the exit code."""
-    from graphlint import pipeline
     from graphlint.discover import Stdin
 
     begun = time.perf_counter()
     stdin = Stdin(*next(iter(given.items()))) if given else None
-    try:
-        result = pipeline.lint(paths, config, stdin)
-    except ConfigError as error:
-        raise click.UsageError(str(error)) from error
+    result = lint(paths, config, options["quiet"], stdin)
     if options["diff"] or options["fix"]:
         return _mend(paths, result, config, options, given)
     code = report(result, config, options, given)
     if options["verbose"]:
-        click.echo(
-            f"{time.perf_counter() - begun:.2f} s, torch {'.'.join(map(str, config.target_torch))}, settings {config.file or 'built in'}",
-            err=True,
-        )
+        release = ".".join(map(str, config.target_torch))
+        click.echo(f"{time.perf_counter() - begun:.2f} s, torch {release}, settings {config.file or 'built in'}", err=True)
     return code
+
+
+def lint(paths: Sequence[str], config: Config, quiet: bool, stdin: Stdin | None = None) -> LintResult:
+    """Lints with progress on stderr where somebody sees it."""
+    from graphlint import pipeline, progress
+
+    seen = not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    try:
+        with progress.Line(sys.stderr) if seen else contextlib.nullcontext():
+            return pipeline.lint(paths, config, stdin)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def report(result: LintResult, config: Config, options: dict[str, Any], given: dict[str, bytes]) -> int:
@@ -123,7 +133,7 @@ def complain(problems: Sequence[Problem]) -> None:
 def _mend(
     paths: Sequence[str], result: LintResult, config: Config, options: dict[str, Any], given: dict[str, bytes]
 ) -> int:
-    from graphlint import fix, pipeline
+    from graphlint import fix
 
     files = fix.fixed(result.findings, config.unsafe_fixes, given)
     if options["diff"]:
@@ -135,7 +145,7 @@ def _mend(
         raise click.UsageError("--fix can't write to standard input; use --diff")
     troubles = [trouble for file in files if (trouble := fix.write(file))]
     complain(troubles)
-    left = pipeline.lint(paths, config) if files else result
+    left = lint(paths, config, options["quiet"]) if files else result
     code = report(left, config, options, given)
     if not options["quiet"] and files:
         click.echo(f"Mended {sum(file.cured for file in files)} in {len(files)} files.", err=True)

@@ -57,7 +57,9 @@ def file_options(command: F) -> F:
 
 
 def settings(paths: Sequence[str], options: dict[str, Any]) -> Config:
-    """The configuration of a run: file, then `--config KEY=VALUE`, then the other options. Raises `click.UsageError`."""
+    """The configuration of a run: file, then `--config KEY=VALUE`, then the other options. Raises
+    `click.UsageError`.
+    """
     try:
         found = _base(paths, options)
         found = configuration.override(found, _table(options), "command line")

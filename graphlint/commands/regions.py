@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from graphlint.commands.check import complain
+from graphlint.commands.check import complain, lint
 from graphlint.commands.options import file_options, settings
-from graphlint.config import ConfigError
 from graphlint.findings import RegionInfo
 
 
@@ -20,15 +19,11 @@ from graphlint.findings import RegionInfo
 )
 def regions(paths: tuple[str, ...], **options: Any) -> int:
     """List every capture region under PATHS; no PATHS: the current folder."""
-    from graphlint import pipeline
     from graphlint.report.data import json_regions
 
     wanted = list(paths) or [os.curdir]
     output_format = options.pop("output_format")
-    try:
-        result = pipeline.lint(wanted, settings(wanted, options))
-    except ConfigError as error:
-        raise click.UsageError(str(error)) from error
+    result = lint(wanted, settings(wanted, options), options["quiet"])
     if output_format == "json":
         click.echo(json_regions(result.regions), nl=False)
     else:

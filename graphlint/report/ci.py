@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from xml.sax.saxutils import escape, quoteattr
+from xml.etree import ElementTree
 
 from graphlint.findings import Finding, LintResult, Problem
 from graphlint.report.fingerprint import fingerprints
@@ -21,7 +21,8 @@ def github(result: LintResult, view: View) -> str:
 
 def _annotation(finding: Finding) -> str:
     at = finding.at
-    where = f"file={_property(at.filename)},line={at.row},col={at.column},endLine={at.end_row or at.row},endColumn={at.end_column or at.column}"
+    end = f"endLine={at.end_row or at.row},endColumn={at.end_column or at.column}"
+    where = f"file={_property(at.filename)},line={at.row},col={at.column},{end}"
     way = f"\n  reached from the capture at {finding.region.filename}:{finding.region.row}" if finding.region else ""
     cure = f"\n  help: {finding.help}" if finding.help else ""
     text = f"{at.filename}:{at.row}:{at.column}: {finding.code} {finding.name}: {finding.message}{way}{cure}"
@@ -29,7 +30,8 @@ def _annotation(finding: Finding) -> str:
 
 
 def _trouble(problem: Problem) -> str:
-    return f"::error title=graphlint,file={_property(problem.filename)},line={problem.row or 1}::{_value(problem.message)}\n"
+    where = f"file={_property(problem.filename)},line={problem.row or 1}"
+    return f"::error title=graphlint,{where}::{_value(problem.message)}\n"
 
 
 def _value(text: str) -> str:
@@ -66,44 +68,33 @@ def gitlab(result: LintResult, view: View) -> str:
 
 def junit(result: LintResult, view: View) -> str:
     """One suite for each file with findings, one failed case for each finding; problems are errors."""
-    suites = [
-        _suite(filename, list(group))
-        for filename, group in itertools.groupby(result.findings, lambda finding: finding.at.filename)
-    ]
-    suites += [_error_suite(problem) for problem in result.problems]
-    if not suites:
-        suites = [
-            '  <testsuite name="graphlint" tests="1" failures="0" errors="0">\n    <testcase name="graphlint"/>\n  </testsuite>\n'
-        ]
     failures, errors = len(result.findings), len(result.problems)
-    head = (
-        f'<testsuites name="graphlint" tests="{max(1, failures + errors)}" failures="{failures}" errors="{errors}">\n'
-    )
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + head + "".join(suites) + "</testsuites>\n"
+    top = _element(None, "testsuites", tests=max(1, failures + errors), failures=failures, errors=errors)
+    for filename, group in itertools.groupby(result.findings, lambda finding: finding.at.filename):
+        _suite(top, filename, list(group))
+    for problem in result.problems:
+        case = _element(_element(top, "testsuite", problem.filename, tests=1, failures=0, errors=1), "testcase", "read")
+        ElementTree.SubElement(case, "error", message=_legal(problem.message))
+    if not len(top):
+        _element(_element(top, "testsuite", tests=1, failures=0, errors=0), "testcase")
+    ElementTree.indent(top)
+    return ElementTree.tostring(top, "unicode", xml_declaration=True) + "\n"
 
 
-def _suite(filename: str, findings: list[Finding]) -> str:
-    cases = "".join(
-        f'    <testcase name={_attribute(f"{finding.code} {finding.name}")} classname={_attribute(filename)} file={_attribute(filename)} line="{finding.at.row}">\n'
-        f"      <failure message={_attribute(finding.message)}>{_text(f'{filename}:{finding.at.row}:{finding.at.column}: {finding.message}')}</failure>\n"
-        "    </testcase>\n"
-        for finding in findings
-    )
-    return f'  <testsuite name={_attribute(filename)} tests="{len(findings)}" failures="{len(findings)}" errors="0">\n{cases}  </testsuite>\n'
+def _suite(top: ElementTree.Element, filename: str, findings: list[Finding]) -> None:
+    suite = _element(top, "testsuite", filename, tests=len(findings), failures=len(findings), errors=0)
+    for finding in findings:
+        name = f"{finding.code} {finding.name}"
+        case = _element(suite, "testcase", name, classname=filename, file=filename, line=finding.at.row)
+        failure = ElementTree.SubElement(case, "failure", message=_legal(finding.message))
+        failure.text = _legal(f"{filename}:{finding.at.row}:{finding.at.column}: {finding.message}")
 
 
-def _error_suite(problem: Problem) -> str:
-    name = _attribute(problem.filename)
-    case = f"    <testcase name={name}><error message={_attribute(problem.message)}/></testcase>\n"
-    return f'  <testsuite name={name} tests="1" failures="0" errors="1">\n{case}  </testsuite>\n'
-
-
-def _attribute(text: str) -> str:
-    return quoteattr(_legal(text))
-
-
-def _text(text: str) -> str:
-    return escape(_legal(text))
+def _element(
+    parent: ElementTree.Element | None, tag: str, name: str = "graphlint", **fields: str | int
+) -> ElementTree.Element:
+    attributes = {"name": _legal(name), **{key: _legal(str(value)) for key, value in fields.items()}}
+    return ElementTree.Element(tag, attributes) if parent is None else ElementTree.SubElement(parent, tag, attributes)
 
 
 def _legal(text: str) -> str:

@@ -1,4 +1,6 @@
-"""Names for findings that stay the same when lines move: rule, file, scope and the text of the line, but no line number."""
+"""Names for findings that stay the same when lines move: rule, file, scope and the text of the line, but no line
+number.
+"""
 
 from __future__ import annotations
 

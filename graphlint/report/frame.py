@@ -13,7 +13,9 @@ _TAB = 4
 
 
 def frame(at: Place, view: View, label: str = "") -> list[str]:
-    """The lines of the frame, without colour: the row above, the fault, carets under it with `label` behind; empty without source."""
+    """The lines of the frame, without colour: the row above, the fault, carets under it with `label` behind; empty
+    without source.
+    """
     text = view.line(at.filename, at.row)
     if not text.strip():
         return []

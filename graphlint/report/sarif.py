@@ -1,4 +1,6 @@
-"""SARIF 2.1.0: the way from the capture as a code flow, URIs relative to the repository, suppressions, stable fingerprints."""
+"""SARIF 2.1.0: the way from the capture as a code flow, URIs relative to the repository, suppressions, stable
+fingerprints.
+"""
 
 from __future__ import annotations
 

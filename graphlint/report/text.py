@@ -1,4 +1,6 @@
-"""Reports for people: `full` shows the source, the way from the capture and the cure; `concise` is one line for each finding."""
+"""Reports for people: `full` shows the source, the way from the capture and the cure; `concise` is one line for each
+finding.
+"""
 
 from __future__ import annotations
 
@@ -116,9 +118,8 @@ def summary(result: LintResult) -> str:
         more = f" ({unsafe} more with `--unsafe-fixes`)" if unsafe else ""
         lines.append(f"[*] {fixable} can be mended with `--fix`{more}.")
     if result.unresolved:
-        lines.append(
-            f"{_count(len(result.unresolved), 'call')} in capture regions could not be resolved; `--verbose` lists them."
-        )
+        calls = _count(len(result.unresolved), "call")
+        lines.append(f"{calls} in capture regions could not be resolved; `--verbose` lists them.")
     return "\n".join(lines) + "\n"
 
 
