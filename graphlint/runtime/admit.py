@@ -24,7 +24,7 @@ from graphlint.runtime.report import GraphReport
 from graphlint.runtime.spec import Spec, flatten, unflatten_call
 from graphlint.runtime.state import Snapshot, State
 from graphlint.runtime.translate import translate
-from graphlint.runtime.verify import Trial, verify
+from graphlint.runtime.verify import Trial, private, verify
 from graphlint.runtime.warmup import Watched, repeat, tensor_lr, watch_call
 from graphlint.runtime.watch import watch_of
 
@@ -66,6 +66,7 @@ class Admission:
     changing: frozenset[str] = frozenset()
     host_changes: list[str] = field(default_factory=list)
     ran: bool = False
+    canonical: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # gradients of a sister graph
 
     @property
     def room(self) -> int:
@@ -76,8 +77,9 @@ class Admission:
         """Watches the call without a trace, then runs it once for the caller. What the call itself raises goes to the caller."""
         call = self.call
         self.before = self.state.snapshot(self.room)
+        mine = {leaf.untyped_storage().data_ptr() for leaf in call.leaves if isinstance(leaf, torch.Tensor)}
         self.watched = watch_call(
-            lambda: self.fn(*call.args, **call.kwargs), self.state, self.backend, self.stream, self.room
+            lambda: self.fn(*call.args, **call.kwargs), mine, self.state, self.backend, self.stream, self.room
         )
         if self.watched.failed:
             self.notes.append(
@@ -139,8 +141,7 @@ class Admission:
 
     def private(self, leaves: list[Any]) -> list[Any]:
         """The same call on copies of what it would change."""
-        written = set(self.written_arguments())
-        return [leaf.detach().clone() if i in written else leaf for i, leaf in enumerate(leaves)]
+        return private(leaves, self.call.spec, self.written_arguments())
 
     def decide_entry(self, deferred: bool) -> bool:
         """How gradients must stand at entry. False when only the next call can tell (see `Captured.entry`)."""
@@ -169,7 +170,8 @@ class Admission:
 
     def _static_call(self) -> Callable[[], Any]:
         """The call on buffers of its own, for warm-up."""
-        leaves = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in self.call.leaves]
+        leaves = private(self.call.leaves, self.call.spec, list(self.call.spec.tensor_indices))
+        leaves = [leaves[self.call.spec.aliases[i]] if i in self.call.spec.tensor_indices else x for i, x in enumerate(leaves)]
         for leaf, own in zip(leaves, self.call.leaves, strict=True):
             if isinstance(leaf, torch.Tensor) and own.requires_grad:
                 leaf.requires_grad_(True)
@@ -186,7 +188,7 @@ class Admission:
         """Captures the call (at bucket `size`, if it has buckets). Raises CaptureError; the process is sane either way."""
         spec = self.call.plan.widen(self.call.spec, size) if self.call.plan else self.call.spec
         static = StaticInputs(spec, self.call.leaves, self.call.plan, size, self.options.mode == "autograd")
-        static.load(self.call.leaves)
+        static.load(self.leaves_for(size))
         self.after.restore()
         self.clear_entry()
         if self.call.plan:
@@ -198,7 +200,6 @@ class Admission:
             raise self._translated(failed) from failed.first
         leaves, tree, _ = flatten(outputs)
         del outputs
-        leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf for leaf in leaves]
         leaves = [_same_or(leaf, static) for leaf in leaves]
         grads = self._settle()
         written = self.written_arguments()
@@ -214,6 +215,13 @@ class Admission:
         captured.unpad = self._unpad(captured)
         return captured
 
+    def leaves_for(self, size: int) -> list[Any]:
+        """The call's leaves, cut where they are longer than a bucket."""
+        plan = self.call.plan
+        if plan is None or plan.length(self.call.leaves) <= size:
+            return self.call.leaves
+        return plan.shorten(self.call.leaves, size)
+
     def _warm(self, static: StaticInputs) -> None:
         """A bucket is another shape: it gets a warm-up of its own."""
         args, kwargs = static.call()
@@ -225,6 +233,8 @@ class Admission:
 
     def _body(self, static: StaticInputs) -> Any:
         args, kwargs = static.call()
+        if self.entry == "none" and self.canonical:
+            self._begin_at_zero()
         if torch.is_autocast_enabled(self.backend.device_type):
             torch.clear_autocast_cache()  # a weight cast before the capture would be frozen ...
         try:
@@ -232,6 +242,12 @@ class Admission:
         finally:
             if torch.is_autocast_enabled(self.backend.device_type):
                 torch.clear_autocast_cache()  # ... and one cast inside must not leave it
+
+    def _begin_at_zero(self) -> None:
+        """A call that finds no gradients writes them where the graph that adds to them looks for them."""
+        for param, grad in self.canonical:
+            param.grad = grad
+        torch._foreach_zero_([grad for _, grad in self.canonical])
 
     def _request(self, pool: Any) -> CaptureRequest:
         own = self.backend.generators(self.state.device)
@@ -307,16 +323,16 @@ class Admission:
         if self.options.unpad is not None:
             return Unpad({i: (dim,) for i, dim in self.options.unpad.items()})
         length = plan.length(self.call.leaves)
-        if length != size:
+        if length < size:
             return Unpad.compare(self.outputs, length, captured.outputs, size)
-        if length == 1:
+        if size == 1:
             return Unpad()
-        args, kwargs = unflatten_call(self.call.spec.tree, plan.shorten(self.private(self.call.leaves), length - 1))
+        args, kwargs = unflatten_call(self.call.spec.tree, plan.shorten(self.private(self.call.leaves), size - 1))
         base = self.state.snapshot(self.room)
         with self.backend.on_stream(self.stream):
             short = flatten(self.fn(*args, **kwargs))[0]
         base.restore()
-        return Unpad.compare(short, length - 1, captured.outputs, size)
+        return Unpad.compare(short, size - 1, captured.outputs, size)
 
     def prove(self, captured: Captured) -> None:
         """Verifies the graph; afterwards the world is S1."""
@@ -327,7 +343,8 @@ class Admission:
         base = self.state.snapshot(self.room)
         count = DEFAULT_STEPS if steps == "first" else int(steps)
         trial = Trial(
-            captured, self._eager_leaves, self.state, base, self.backend, self.watched, self.private(self.call.leaves),
+            captured, self._eager_leaves, self.state, base, self.backend, self.watched, self.private(self.leaves_for(captured.static.size)),
+            self.call.spec,
             self.room, self.call.plan is None, self.where, captured.report.proofs, self.host_changes,
         )  # fmt: skip
         trial.prepare = self.clear_entry
@@ -351,6 +368,7 @@ def _same_or(leaf: Any, static: StaticInputs) -> Any:
                 and leaf.numel()
             ):
                 return own
+        return leaf.detach()
     return leaf
 
 

@@ -7,7 +7,8 @@ the parameters' gradients are added to `p.grad` by a grouped call, from memory o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -262,7 +263,8 @@ class _Parts:
         targets = [*self.inputs, *self.params, *self.hooked]
         if not targets:
             return [], {}
-        grads = list(torch.autograd.grad(self.outputs, targets, self.grad_outputs, allow_unused=True))
+        with without_hooks(self.hooked):  # their hooks run when autograd gets the gradient, on every replay
+            grads = list(torch.autograd.grad(self.outputs, targets, self.grad_outputs, allow_unused=True))
         mine = [g for g in grads[len(self.inputs) : len(self.inputs) + len(self.params)] if g is not None]
         flat = {}
         for dtype in {g.dtype for g in mine}:
@@ -284,6 +286,19 @@ class _Parts:
         hooked = [(p, g) for p, g in zip(self.hooked, grads[n + m :], strict=True) if g is not None]
         self.hooked, self.grad_hooked = [p for p, _ in hooked], [g for _, g in hooked]
         self.outputs = []
+
+
+@contextlib.contextmanager
+def without_hooks(params: list[torch.nn.Parameter]) -> Iterator[None]:
+    """The gradient hooks of these parameters do not run inside."""
+    saved = [(hooks, list(hooks.items())) for param in params if (hooks := param._backward_hooks)]
+    for hooks, _ in saved:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, items in saved:
+            hooks.update(items)
 
 
 def _warm_backward(admission: Admission, static: StaticInputs) -> None:
@@ -332,7 +347,7 @@ def prove_autograd(admission: Admission, captured: AutogradCaptured, steps: int)
     bitwise = True
     try:
         for step in range(1, steps + 1):
-            leaves, _ = vary(admission.call.leaves, step)
+            leaves, _ = vary(admission.call.leaves, admission.call.spec, step)
             if step == 1:
                 runs = [_eager_side(admission, base, leaves, captured) for _ in range(2)]
                 noises = {k: v for k, v in noise(*runs).items() if v}
@@ -361,7 +376,7 @@ def _eager_side(admission: Admission, base: Any, leaves: list[Any], captured: Au
     targets = [mine[i] for i in captured.wanted] + captured.params + captured.hooked
     live = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
     if live and targets:
-        with admission.backend.on_stream(admission.stream):
+        with admission.backend.on_stream(admission.stream), without_hooks(captured.hooked):
             grads = torch.autograd.grad(live, targets, [torch.ones_like(o) for o in live], allow_unused=True)
         values.update({f"gradient[{i}]": g for i, g in enumerate(grads) if g is not None})
     return _with_state(admission, copies(values))

@@ -45,7 +45,7 @@ class Graph(Protocol):
 
 
 @dataclass
-class CaptureFailed(Exception):  # noqa: N818 - a message between two layers, never shown to a user
+class CaptureFailed(Exception):
     """The body was not captured. `first` is what was raised first; the capture itself is over and the process is sane.
 
     `invalidated`: the device refused to end the capture, so it had to be healed. `healed`: the probe after it passed.
@@ -61,6 +61,7 @@ class GraphBackend(Protocol):
     """A kind of device that can capture and replay."""
 
     device_type: str
+    times: bool  # whether the time of a replay means anything
 
     def unavailable(self) -> str:
         """Why nothing can be captured here, as one sentence; empty when something can."""

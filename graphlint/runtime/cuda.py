@@ -52,6 +52,7 @@ class CudaBackend:
     """Captures on CUDA devices. One instance serves all guards."""
 
     device_type = "cuda"
+    times = True
 
     def unavailable(self) -> str:
         """Empty when a CUDA device can be used."""

@@ -182,6 +182,9 @@ def _visit(found: Found, value: Any, label: str, slot: Slot | None, depth: int, 
         return
     if id(value) in found._seen or depth > _DEPTH:
         return
+    if getattr(type(value), "is_guard", False):  # another guard: what it guards, not what it keeps
+        _callable(found, value._fn, depth + 1)
+        return
     if isinstance(value, torch.nn.Module):
         found._seen.add(id(value))
         found.modules[_free(found.modules, label)] = value
@@ -259,7 +262,7 @@ def _global_names(code: types.CodeType) -> set[str]:
 
 def _is_users(cls: type) -> bool:
     module = cls.__module__.split(".")[0]
-    return module not in ("builtins", "torch", "numpy", "threading", "logging", "collections", "weakref", "types", "re")
+    return module not in ("builtins", "torch", "numpy", "threading", "logging", "collections", "weakref", "types", "re", "graphlint")
 
 
 def _free(taken: dict[str, Any], label: str) -> str:

@@ -98,6 +98,7 @@ class FakeBackend:
     """Captures on the CPU. `log` keeps what the guard asked for, in order; `fail` is raised by the next capture."""
 
     device_type = "cpu"
+    times = False
 
     def __init__(self) -> None:
         self.log: list[str] = []

@@ -19,7 +19,7 @@ import types
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import torch
 
@@ -46,6 +46,7 @@ from graphlint.runtime.replay import Captured, Shared, build_hot
 from graphlint.runtime.report import CaptureReport, Fallback, Proof
 from graphlint.runtime.spec import Spec, flatten, flatten_call, unflatten_call
 from graphlint.runtime.state import State
+from graphlint.runtime.verify import private
 from graphlint.runtime.watch import Fact, Watch, hook_loads, watch_of
 
 SHADOW_CALLS = 2
@@ -57,6 +58,8 @@ _OWNER = [0]  # the thread that does
 
 class CaptureSafe:
     """A function, method or module behind a guard; made by `capture_safe`, called like what it guards."""
+
+    is_guard = True  # how `discover` knows one without importing this module
 
     def __init__(
         self, fn: Callable[..., Any], options: Options, declared: Mapping[str, Any], backend: GraphBackend | None
@@ -238,6 +241,7 @@ class CaptureSafe:
         admission = Admission(
             self._fn, call, self._options, state, self._backend, self._stream, self._where(), self._notes
         )
+        admission.canonical = self._sister_grads()
         _BUSY[0] += 1
         owner, _OWNER[0] = _OWNER[0], threading.get_ident()
         try:
@@ -255,6 +259,11 @@ class CaptureSafe:
         self._tell(admission)
         return admission.result
 
+    def _sister_grads(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The gradients that a graph of this guard adds to."""
+        sisters = (c for c in self._graphs.values() if isinstance(c, Captured) and c.entry == "some")
+        return next((list(c.grads) for c in sisters), [])
+
     def _make(self, key: Any, admission: Admission) -> None:
         """Captures and verifies every graph that the call needs: one, or one per bucket, the largest first."""
         if not admission.decide_entry(deferred=key in self._deferred):
@@ -267,7 +276,7 @@ class CaptureSafe:
             for size in self._sizes(admission.call):
                 mine = self._sized_key(key, admission, size)
                 if mine not in self._graphs:
-                    made.append((mine, self._capture(admission, size)))
+                    made.append((mine, self._capture(mine, admission, size)))
         except BaseException:
             for _, captured in made:
                 captured.release()
@@ -284,7 +293,7 @@ class CaptureSafe:
             spec = admission.call.plan.widen(admission.call.spec, size)
         return (spec, training, extra, admission.entry)
 
-    def _capture(self, admission: Admission, size: int) -> Captured | AutogradCaptured:
+    def _capture(self, key: Any, admission: Admission, size: int) -> Captured | AutogradCaptured:
         steps = self._options.verify
         if self._options.mode == "autograd":
             assert self._shared is not None
@@ -298,6 +307,7 @@ class CaptureSafe:
             self._counts["captures"] += 1
             return both
         captured = admission.capture(size, self._pool_for(admission))
+        captured.user_key = key[2]
         try:
             admission.prove(captured)
         except BaseException:
@@ -353,9 +363,11 @@ class CaptureSafe:
         if isinstance(captured, AutogradCaptured):
             captured.hot = autograd.build_hot(captured, leaves, self._backend.device_type, self._broken)
         else:
+            user = self._options.buckets if callable(self._options.buckets) else None
             captured.hot = build_hot(
-                captured, leaves, self._shared, self._backend, self._broken, self._kept, self._route
-            )
+                captured, leaves, self._shared, self._backend, self._broken, self._kept, self._route,
+                (user, captured.user_key) if user is not None else None, self._options.inputs == "alias",
+            )  # fmt: skip
         self._front(captured)
 
     def _front(self, captured: Captured | AutogradCaptured) -> None:
@@ -377,6 +389,8 @@ class CaptureSafe:
 
     def _replay(self, key: Any, captured: Captured | AutogradCaptured, call: Call) -> Any:
         """A call whose graph stands, but that missed the fast path: another graph's turn, a shadowed call, a dirty watch."""
+        if isinstance(captured, Captured) and captured.entry == "some":
+            captured.adopt_grads()
         fact = captured.watch.first_broken()
         if fact is not None:
             return self._violated(key, captured, fact.error(), call)
@@ -424,8 +438,7 @@ class CaptureSafe:
         try:
             room = self._backend.free_bytes(state.device)
             start = state.snapshot(room)
-            written = set(captured.written)
-            mine = [x.detach().clone() if i in written else x for i, x in enumerate(call.leaves)]
+            mine = private(call.leaves, call.spec, captured.written)
             args, kwargs = unflatten_call(call.spec.tree, mine)
             self._order()
             with self._backend.on_stream(self._stream):
@@ -543,7 +556,7 @@ class CaptureSafe:
             self._note(f"CG511 unrepeated-effect: `{change}` on the host happens at capture only, not on replay")
         for captured in self._graphs.values():
             report = captured.report
-            if report.replay_us and report.eager_us < 1.05 * report.replay_us:
+            if self._backend.times and report.replay_us and report.eager_us < 1.05 * report.replay_us:
                 self._warn(
                     NotWorthwhile(
                         f"{self.__name__}: a replay takes {report.replay_us:.0f} us, eager {report.eager_us:.0f} us"
@@ -694,10 +707,6 @@ def _was_bitwise(captured: Captured) -> bool:
     return any("bitwise" in proof.text for proof in captured.report.proofs)
 
 
-@overload
-def capture_safe(fn: Callable[..., Any], **options: Any) -> CaptureSafe: ...
-@overload
-def capture_safe(fn: None = None, **options: Any) -> Callable[[Callable[..., Any]], CaptureSafe]: ...
 def capture_safe(
     fn: Callable[..., Any] | None = None,
     *,

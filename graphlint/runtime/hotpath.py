@@ -58,10 +58,9 @@ def write_structure(out: Source, spec: Spec) -> list[str]:
     if names:
         out.add(f"({', '.join(names)},) = args")
     if kwargs.keys:
-        out.add(f"if len(kwargs) != {len(kwargs.keys)}: return MISS")
+        out.add(f"if tuple(kwargs) != {kwargs.keys!r}: return MISS")
         words = [f"w{i}" for i in range(len(kwargs.keys))]
-        out.add("try: " + "; ".join(f"{w} = kwargs[{key!r}]" for w, key in zip(words, kwargs.keys, strict=True)))
-        out.add("except KeyError: return MISS")
+        out.add(f"({', '.join(words)},) = kwargs.values()")
         names += words
     else:
         out.add("if kwargs: return MISS")
@@ -87,11 +86,9 @@ def _write_tree(out: Source, name: str, tree: Tree, leaves: list[str]) -> None:
         for child, key in zip(children, tree.keys, strict=True):
             out.add(f"{child} = {name}.{key}")
     elif tree.kind == "dict":
-        out.add(f"if len({name}) != {len(children)}: return MISS")
+        out.add(f"if tuple({name}) != {out.constant(tree.keys, 'keys')}: return MISS")
         if children:
-            keys = [out.constant(key, "key") for key in tree.keys]
-            out.add("try: " + "; ".join(f"{c} = {name}[{k}]" for c, k in zip(children, keys, strict=True)))
-            out.add("except KeyError: return MISS")
+            out.add(f"({', '.join(children)},) = {name}.values()")
     else:
         out.add(f"if len({source}) != {len(children)}: return MISS")
         if children:

@@ -64,6 +64,7 @@ class Captured:
     unpad: Unpad = field(default_factory=Unpad)
     keep: list[Any] = field(default_factory=list)
     shadows: int = 0
+    user_key: Any = None
     hot: Callable[[Any, Any], Any] | None = None
     source: str = ""
     replays: list[int] = field(default_factory=lambda: [0])
@@ -97,6 +98,14 @@ class Captured:
         """Puts the graph's gradients where eager would have put new ones."""
         for param, grad in self.grads:
             param.grad = grad
+
+    def adopt_grads(self) -> None:
+        """Takes over gradients that were bound elsewhere since: their values move into the tensors that the graph adds to."""
+        with torch.no_grad():
+            for param, grad in self.grads:
+                if param.grad is not None and param.grad is not grad:
+                    grad.copy_(param.grad)
+                    param.grad = grad
 
     def write_back(self, leaves: list[Any]) -> None:
         """Arguments that the call changes in place are changed for the caller too."""
@@ -174,8 +183,17 @@ def build_hot(
     broken: Callable[[Any, Any, Any], Any],
     kept: Callable[[Captured, Any, Any], Any],
     route: Callable[[int], Callable[[Any, Any], Any] | None],
+    key: tuple[Callable[..., Any], Any] | None = None,
+    own_only: bool = False,
 ) -> Callable[[Any, Any], Any]:
-    """Generates the replay function of one graph. `leaves` are those of a call that it serves."""
+    """Generates the replay function of one graph.
+
+    Args:
+        leaves: those of a call that it serves.
+        broken, kept, route: where a failed fact, a kept output and a call of another bucket go.
+        key: the user's key function and the value it must give.
+        own_only: serve only calls that pass the graph's own buffers.
+    """
     out = Source()
     spec, static = captured.spec, captured.static
     out.constants.update(
@@ -194,13 +212,16 @@ def build_hot(
     write_plain(out, spec, names, static.leaves)
     write_context(out, spec, backend.device_type)
     write_training(out, captured.roots)
+    if key is not None:
+        out.constants["user_key"] = key[0]
+        out.add(f"if user_key(*args, **kwargs) != {out.constant(key[1])}: return MISS")
     if static.plan is not None:
         _write_route(out, captured, names, route)
     out.add("with lock:")
     out.depth += 1
     _write_entry(out, captured)
     write_watch(out, captured.watch, broken)
-    _write_copy(out, captured, names, leaves)
+    _write_copy(out, captured, names, leaves, own_only)
     out.add("if stream_id() != last[0]:")
     out.add("    after_stream(last[0])")
     out.add("    last[0] = stream_id()")
@@ -256,7 +277,7 @@ def _write_entry(out: Source, captured: Captured) -> None:
     )
 
 
-def _write_copy(out: Source, captured: Captured, names: list[str], leaves: list[Any]) -> None:
+def _write_copy(out: Source, captured: Captured, names: list[str], leaves: list[Any], own_only: bool) -> None:
     """Checks all tensors at once and copies them in one grouped call; the graph's own buffers need neither."""
     spec, static = captured.spec, captured.static
     for i in spec.tensor_indices:
@@ -276,6 +297,9 @@ def _write_copy(out: Source, captured: Captured, names: list[str], leaves: list[
         return
     buffers = [out.constant(static.leaves[i], "s") for i in static.unique]
     same = " and ".join(f"{name} is {buffer}" for name, buffer in zip(unique, buffers, strict=True))
+    if own_only:
+        out.add(f"if not ({same}): return MISS")
+        return
     out.add(f"if not ({same}):")
     out.add(f"    if not check({', '.join(unique)}): return MISS")
     if static.copied:

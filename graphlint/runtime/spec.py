@@ -147,7 +147,7 @@ def flatten_call(
     for i, arg in enumerate(args):
         name = parameters[i] if i < len(parameters) else f"args[{i}]"
         trees.append(_walk(arg, name, leaves, names))
-    keys = tuple(sorted(kwargs))
+    keys = tuple(kwargs)
     kwtrees = tuple(_walk(kwargs[key], key, leaves, names) for key in keys)
     tree = Tree("call", None, keys, (Tree("tuple", tuple, (), tuple(trees)), Tree("dict", dict, keys, kwtrees)))
     return leaves, tree, tuple(names)
@@ -226,7 +226,7 @@ def take_apart(value: Any) -> tuple[str, type | None, list[tuple[Any, Any]]]:
     if cls is list:
         return "list", cls, list(enumerate(value))
     if cls in (dict, OrderedDict):
-        return "dict", cls, sorted(value.items(), key=lambda item: repr(item[0]))
+        return "dict", cls, list(value.items())  # in its order: the function may iterate over it
     if dataclasses.is_dataclass(value) and not isinstance(value, type) and _holds_tensors(value):
         return "record", cls, [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     if (functions := registered(cls)) is not None:

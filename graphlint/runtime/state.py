@@ -260,18 +260,40 @@ def _setter_of(put: Callable[[Any], Any], state: Any) -> Callable[[], None]:
 
 
 def _optimizer_slots(path: str, optimizer: torch.optim.Optimizer, names: dict[int, str]) -> Iterator[Slot]:
+    """Looked up through the optimizer each time: loading a state replaces its tables."""
     for param, entry in list(optimizer.state.items()):
         owner = names.get(id(param), "?")
         if isinstance(entry, dict):
             for name, value in list(entry.items()):
                 if isinstance(value, torch.Tensor):
                     label = f"{path}.state[{owner}]['{name}']"
-                    yield Slot(label, "optimizer-state", _dict_getter(entry, name), _dict_setter(entry, name))
+                    get = functools.partial(_state_of, optimizer, param, name)
+                    yield Slot(label, "optimizer-state", get, functools.partial(_set_state, optimizer, param, name))
     for g, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
             if isinstance(value, torch.Tensor):
                 label = f"{path}.param_groups[{g}]['{name}']"
-                yield Slot(label, "hyperparameter", _dict_getter(group, name), _dict_setter(group, name))
+                get = functools.partial(group_value, optimizer, g, name)
+                yield Slot(label, "hyperparameter", get, functools.partial(_set_group, optimizer, g, name))
+
+
+def group_value(optimizer: torch.optim.Optimizer, group: int, name: str) -> Any:
+    """A hyperparameter as the optimizer has it now; None when it is gone."""
+    groups = optimizer.param_groups
+    return groups[group].get(name) if group < len(groups) else None
+
+
+def _state_of(optimizer: torch.optim.Optimizer, param: torch.Tensor, name: str) -> Any:
+    entry = optimizer.state.get(param)
+    return entry.get(name) if entry else None
+
+
+def _set_state(optimizer: torch.optim.Optimizer, param: torch.Tensor, name: str, value: Any) -> None:
+    optimizer.state[param][name] = value
+
+
+def _set_group(optimizer: torch.optim.Optimizer, group: int, name: str, value: Any) -> None:
+    optimizer.param_groups[group][name] = value
 
 
 def _grad_getter(param: torch.Tensor) -> Callable[[], Any]:

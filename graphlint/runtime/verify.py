@@ -16,8 +16,10 @@ import torch
 from graphlint.runtime.backend import GraphBackend
 from graphlint.runtime.compare import Difference, Values, copies, difference, noise
 from graphlint.runtime.errors import CaptureError, PoolLeakError, Where, error_of
+from graphlint.runtime.inputs import collapsed
 from graphlint.runtime.replay import Captured
 from graphlint.runtime.report import Proof
+from graphlint.runtime.spec import Spec, TensorSpec
 from graphlint.runtime.state import Snapshot, State
 from graphlint.runtime.warmup import Watched
 
@@ -43,6 +45,7 @@ class Trial:
     backend: GraphBackend
     watched: Watched
     leaves: list[Any]
+    spec: Spec
     room: int
     exact: bool
     where: Where | None
@@ -62,7 +65,7 @@ class Trial:
 
     def private(self, leaves: list[Any]) -> list[Any]:
         """Copies of the arguments that the call changes."""
-        return [leaf.detach().clone() if i in self.captured.written else leaf for i, leaf in enumerate(leaves)]
+        return private(leaves, self.captured.spec, self.captured.written)
 
     def note(self, stage: str, verdict: str, text: str) -> None:
         """One line of the report."""
@@ -121,7 +124,7 @@ def lockstep(trial: Trial, steps: int) -> None:
     noises: dict[str, float] = {}
     bitwise, varied = True, False
     for step in range(1, steps + 1):
-        leaves, changed = vary(trial.leaves, step)
+        leaves, changed = vary(trial.leaves, trial.spec, step)
         varied |= changed
         if step == 1:
             noises = _calibrate(trial, leaves)
@@ -165,16 +168,30 @@ def _calibrate(trial: Trial, leaves: list[Any]) -> dict[str, float]:
     return {label: apart for label, apart in noise(*runs).items() if apart}
 
 
-def vary(leaves: list[Any], step: int) -> tuple[list[Any], bool]:
+def vary(leaves: list[Any], spec: Spec, step: int) -> tuple[list[Any], bool]:
     """Other inputs of the same kind: floating-point tensors are shifted and scaled; integers may be indices and are left."""
     out, changed = list(leaves), False
     with torch.no_grad():
-        for i, leaf in enumerate(leaves):
-            if step > 1 and isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.numel():
-                moved = leaf.detach().roll(step - 1) if leaf.dim() else leaf.detach()
-                out[i] = (moved * (1.0 - 0.0625 * (step % 8))).to(leaf.dtype)
+        for i in spec.tensor_indices:
+            leaf = leaves[i]
+            if spec.aliases[i] != i:
+                out[i] = out[spec.aliases[i]]
+            elif step > 1 and leaf.is_floating_point() and leaf.numel():
+                kind = spec.leaves[i]
+                index = collapsed(kind) if isinstance(kind, TensorSpec) else None
+                small = leaf.detach() if index is None else leaf.detach()[index]
+                moved = small.roll(step - 1) if small.dim() else small
+                out[i] = (moved * (1.0 - 0.0625 * (step % 8))).to(leaf.dtype).expand(leaf.shape)
                 changed = True
     return out, changed
+
+
+def private(leaves: list[Any], spec: Spec, written: list[int]) -> list[Any]:
+    """Copies of the arguments that a call changes; what was one tensor stays one."""
+    out = list(leaves)
+    for i in spec.tensor_indices:
+        out[i] = leaves[i].detach().clone() if i in written else out[spec.aliases[i]]
+    return out
 
 
 def _halve_lr(state: State) -> None:

@@ -40,8 +40,13 @@ class Watched:
             written.undo()
 
 
-def watch_call(call: Callable[[], Any], state: State, backend: GraphBackend, stream: Any, room: int) -> Watched:
-    """Runs the call under the observer and undoes it. An exception of the call is kept as text: the real call will raise it."""
+def watch_call(
+    call: Callable[[], Any], arguments: set[int], state: State, backend: GraphBackend, stream: Any, room: int
+) -> Watched:
+    """Runs the call under the observer and undoes it. An exception of the call is kept as text: the real call will raise it.
+
+    `arguments` are the storage addresses of the call's own tensors, which are not state.
+    """
     before = state.snapshot(room)
 
     def keep(live: torch.Tensor) -> torch.Tensor:
@@ -58,7 +63,7 @@ def watch_call(call: Callable[[], Any], state: State, backend: GraphBackend, str
     observer.undo()
     before.restore()
     known = {id(t) for t in state.tensors().values()}
-    by_storage = {t.untyped_storage().data_ptr() for t in state.tensors().values()}
+    by_storage = arguments | {t.untyped_storage().data_ptr() for t in state.tensors().values()}
     for address, tensor in observer.reads.items():
         if address in observer.writes and address not in by_storage and id(tensor) not in known:
             state.observed.append(tensor)

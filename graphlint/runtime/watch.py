@@ -16,7 +16,7 @@ import torch
 
 from graphlint.runtime.discover import Found, Plain, module_plain
 from graphlint.runtime.errors import CaptureError, error_of
-from graphlint.runtime.state import State
+from graphlint.runtime.state import State, group_value
 
 ANCHORS = 6
 _RULE_OF_KIND = {
@@ -133,7 +133,7 @@ def watch_of(state: State, mode: str, changing: frozenset[str], grads: bool) -> 
 
 
 def _tensor_fact(get: Callable[[], Any], kind: str, label: str, tensor: torch.Tensor) -> Fact:
-    if isinstance(get, functools.partial) and len(get.args) == 1 and not get.keywords:
+    if isinstance(get, functools.partial) and len(get.args) == 1 and not get.keywords:  # one call less per look
         return Fact(get.func, get.args[0], tensor, tensor.data_ptr, tensor.data_ptr(), kind, label)
     return Fact(lambda _: get(), None, tensor, tensor.data_ptr, tensor.data_ptr(), kind, label)
 
@@ -146,7 +146,8 @@ def _numbers(found: Found) -> list[tuple[Plain, str, bool]]:
             for name, value in group.items():
                 if isinstance(value, (bool, int, float)) and name != "initial_lr":
                     kind = "lr" if name == "lr" else "number"
-                    out.append((Plain(f"{path}.param_groups[{g}]['{name}']", group.get, name), kind, name == "lr"))
+                    look = functools.partial(group_value, optimizer, g)
+                    out.append((Plain(f"{path}.param_groups[{g}]['{name}']", look, name), kind, name == "lr"))
     out.extend((plain, "number", True) for plain in found.plain)
     for path, module in found.submodules():
         out.extend((plain, "number", False) for plain in module_plain(path, module))

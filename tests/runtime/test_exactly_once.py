@@ -1,0 +1,228 @@
+"""After the first call, and after any number of replays, the world is what eager calls would have left: bitwise."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+STEPS = 50
+
+
+class Run:
+    """A little training run, guarded or not; `history` and `world` are compared."""
+
+    def __init__(self, kit: Any, guarded: bool, make: Any, **options: Any) -> None:
+        self.kit = kit
+        torch.manual_seed(0)
+        self.model, self.optimizer, step = make(kit)
+        self.step = kit.guard(step, **options) if guarded else step
+        self.history: list[float] = []
+        kit.seed(7)
+
+    def train(self, steps: int, scheduler: Any = None) -> Run:
+        for i in range(steps):
+            loss = self.step(self.kit.randn(4, 8, seed=i), self.kit.randn(4, 1, seed=1000 + i))
+            self.history.append(loss.item())
+            if scheduler is not None:
+                scheduler.step()
+        return self
+
+    def world(self) -> dict[str, Any]:
+        out: dict[str, Any] = {k: v.clone() for k, v in self.model.state_dict().items()}
+        out |= {f"{k}.grad": p.grad for k, p in self.model.named_parameters()}
+        for i, state in enumerate(self.optimizer.state.values()):
+            out |= {f"{i}.{k}": v for k, v in state.items()}
+        out["cpu rng"] = torch.get_rng_state()
+        if self.kit.device == "cuda":
+            out["cuda rng"] = torch.cuda.get_rng_state()
+        return out
+
+
+def same(a: Run, b: Run) -> None:
+    """Asserts bitwise equality of losses and of everything else."""
+    assert a.history == b.history
+    left, right = a.world(), b.world()
+    assert left.keys() == right.keys()
+    for key, value in left.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, right[key]), key
+        else:
+            assert value == right[key], key
+
+
+def model(kit: Any) -> torch.nn.Module:
+    layers = [torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.25), torch.nn.Tanh(), torch.nn.Linear(16, 1)]
+    return torch.nn.Sequential(*layers).to(kit.device)
+
+
+def step_of(model: Any, optimizer: Any) -> Any:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def sgd(kit: Any) -> Any:
+    m = model(kit)
+    o = torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.9, dampening=0.1)
+    return m, o, step_of(m, o)
+
+
+def adamw(kit: Any) -> Any:
+    """AdamW with a tensor lr. A CPU has no capturable one, there a fused one stands in."""
+    m = model(kit)
+    lr = torch.tensor(0.01, device=kit.device)
+    extra = {"capturable": True} if kit.device == "cuda" else {"fused": True}
+    o = torch.optim.AdamW(m.parameters(), lr=lr, **extra)
+    return m, o, step_of(m, o)
+
+
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_one_call_is_one_eager_call(kit: Any, make: Any) -> None:
+    same(Run(kit, False, make).train(1), Run(kit, True, make).train(1))
+
+
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_fifty_steps_are_fifty_eager_steps(kit: Any, make: Any) -> None:
+    guarded = Run(kit, True, make).train(STEPS)
+    same(Run(kit, False, make).train(STEPS), guarded)
+    assert guarded.step.stats["graphs"] == 1
+    assert guarded.step.stats["eager"] == 0
+
+
+def test_a_scheduler_reaches_the_graph_through_a_tensor_lr(kit: Any) -> None:
+    runs = []
+    for guarded in (False, True):
+        run = Run(kit, guarded, adamw)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(run.optimizer, 0.9)
+        runs.append(run.train(STEPS, scheduler))
+    same(*runs)
+
+
+def test_gradients_kept_outside_accumulate_as_in_eager(kit: Any) -> None:
+    def make(kit: Any) -> Any:
+        m = model(kit)
+        o = torch.optim.SGD(m.parameters(), lr=0.01)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = ((m(x) - y) ** 2).mean()
+            loss.backward()
+            return loss
+
+        return m, o, step
+
+    runs = []
+    for guarded in (False, True):
+        run = Run(kit, guarded, make)
+        for _ in range(4):
+            run.train(3)
+            run.optimizer.step()
+            run.optimizer.zero_grad(set_to_none=True)
+        run.train(2)
+        runs.append(run)
+    same(*runs)
+
+
+def test_gradients_zeroed_in_place_outside(kit: Any) -> None:
+    def make(kit: Any) -> Any:
+        m = model(kit)
+        o = torch.optim.SGD(m.parameters(), lr=0.01)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = ((m(x) - y) ** 2).mean()
+            loss.backward()
+            o.step()
+            return loss
+
+        return m, o, step
+
+    runs = []
+    for guarded in (False, True):
+        run = Run(kit, guarded, make)
+        for _ in range(8):
+            run.train(1)
+            run.optimizer.zero_grad(set_to_none=False)
+        runs.append(run)
+    same(*runs)
+    assert runs[1].step.stats["captures"] == 1
+
+
+def test_host_state_is_touched_once(kit: Any) -> None:
+    counter: dict[str, int] = {"calls": 0}
+    seen: list[int] = []
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            counter["calls"] += 1
+            seen.append(self.calls)
+            return x * 2
+
+    trainer = Trainer()
+    before = random.getstate()
+    guard = kit.guard(trainer.step, on_violation="warn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        guard(kit.randn(3))
+    assert (trainer.calls, counter["calls"], seen) == (1, 1, [1])
+    assert random.getstate() == before
+    assert any("unrepeated-effect" in note for note in guard.report().notes)
+
+
+def test_a_tensor_the_guard_was_not_told_of_is_set_back(kit: Any) -> None:
+    class Hidden:
+        __slots__ = ("total",)  # no __dict__: discovery can't see it, the watched call does
+
+    hidden = Hidden()
+    hidden.total = torch.zeros(3, device=kit.device)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        hidden.total.add_(x)
+        return hidden.total.sum()
+
+    guard = kit.guard(step)
+    for i in range(6):
+        assert guard(torch.ones(3, device=kit.device)).item() == 3.0 * (i + 1)
+
+
+def test_an_argument_changed_in_place_is_changed_for_the_caller(kit: Any) -> None:
+    def push(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        cache.add_(x)
+        return cache.sum()
+
+    guard = kit.guard(push)
+    cache = torch.zeros(4, device=kit.device)
+    for i in range(6):
+        assert guard(cache, torch.full((4,), float(i), device=kit.device)).item() == cache.sum().item()
+    assert cache.tolist() == [15.0] * 4
+
+
+def test_batch_norm_counts_each_call_once(kit: Any) -> None:
+    norm = torch.nn.BatchNorm1d(4).to(kit.device)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return norm(x)
+
+    guard = kit.guard(run)
+    twin = torch.nn.BatchNorm1d(4).to(kit.device)
+    for i in range(7):
+        x = kit.randn(8, 4, seed=i)
+        with torch.no_grad():
+            want = twin(x)
+        assert torch.equal(guard(x), want)
+    assert norm.num_batches_tracked.item() == 7
+    assert torch.equal(norm.running_mean, twin.running_mean)
+    assert torch.equal(norm.running_var, twin.running_var)
