@@ -131,7 +131,7 @@ def plain_graph(fn: Call, batch: Batch) -> Call:
     def body() -> None:
         held[0] = fn(*static)
 
-    graph = capture(body)
+    graph = capture(body, list(reach(fn).generators.values()))
 
     def replay(*fresh: Any) -> Any:
         for place, value in zip(static, fresh, strict=True):

@@ -43,7 +43,7 @@ def test_a_small_network_is_launch_bound_and_the_projection_holds() -> None:
     from graphlint.runtime.profiling import profile
 
     task = Task()
-    before = [p.clone() for p in task.model.parameters()]
+    before = [p.detach().clone() for p in task.model.parameters()]
     report = profile(task.step, batches=task.data)
     assert report.advice.headline.startswith("Do this first.")
     assert report.whole.graphed is not None, report.whole.failed

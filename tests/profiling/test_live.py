@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 import graphlint.runtime.profiling.live as live  # noqa: E402
 import graphlint.runtime.profiling.measure as measure  # noqa: E402
 import graphlint.runtime.profiling.record as record  # noqa: E402
+from graphlint.runtime.backend import CaptureFailed  # noqa: E402
 from graphlint.runtime.profiling import profile  # noqa: E402
 from graphlint.runtime.profiling.costs import ReplayCosts  # noqa: E402
 from graphlint.runtime.profiling.timeline import Timeline  # noqa: E402
@@ -34,7 +35,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A machine that seems to have a GPU; the list says what was captured."""
     done: list[str] = []
 
-    def capture(run: Any) -> Any:
+    def capture(run: Any, generators: Any = ()) -> Any:
         run()
         done.append(run.__qualname__)
         return SimpleNamespace(replay=lambda: None)
@@ -100,16 +101,17 @@ def test_changing_batches_are_not_captured_unless_asked(captured: list[str], mon
 def test_a_capture_that_fails_is_told_with_its_first_error(
     captured: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def capture(run: Any) -> Any:
+    def capture(run: Any, generators: Any = ()) -> Any:
         try:
             raise RuntimeError("operation not permitted when stream is capturing\nsearch for it")
-        except RuntimeError:
-            raise RuntimeError("operation failed due to a previous error") from None
+        except RuntimeError as first:
+            raise CaptureFailed(first, invalidated=True) from first
 
     monkeypatch.setattr(measure, "capture", capture)
     monkeypatch.setattr(live, "uncapturable", lambda _: "")
     report = profile(Task().step, torch.randn(4, 8))
-    assert report.whole.failed == "operation not permitted when stream is capturing"
+    assert report.whole.failed.startswith("CG") and "(test_live.py:" in report.whole.failed
+    assert any("model could not be captured alone: CG" in note for note in report.notes)
 
 
 def test_a_step_that_raises_keeps_its_own_error(captured: list[str]) -> None:

@@ -40,7 +40,7 @@ def profile(
         steps: recorded iterations.
         warmup: iterations before anything is measured.
         measure: also capture the step and its modules, and time the replay. "auto" does so where nothing in the
-            recording forbids a capture, because on torch up to 2.11 a failed capture can harm the process.
+            recording forbids a capture. A capture that fails is healed and told.
         trace: where to keep the Chrome trace.
 
     Returns:

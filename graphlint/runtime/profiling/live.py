@@ -57,11 +57,12 @@ def _measured(report: Report, step: Step, reached: Reached) -> Report:
         else m
         for m in report.modules
     )
-    report = replace(report, modules=rows)
+    refusals = tuple(f"{path} could not be captured alone: {m.reason}" for path, m in alone.items() if m.reason)
+    report = replace(report, modules=rows, notes=(*report.notes, *refusals))
     refused = uncapturable(reached)
     if refused:
         return with_measurement(report, None, refused)
-    whole = measure_step(step, report.whole.wall)
+    whole = measure_step(step, report.whole.wall, list(reached.generators.values()))
     return with_measurement(report, whole.graphed, whole.reason)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from graphlint.runtime.backend import CaptureFailed, CaptureRequest, Graph, default
 from graphlint.runtime.profiling.reach import Reached
 from graphlint.runtime.profiling.record import Batch, Step, wall_time
 from graphlint.runtime.profiling.state import Snapshot
+from graphlint.runtime.translate import translate
 
 Mode = Callable[[], AbstractContextManager[None]]
 
@@ -32,18 +35,19 @@ class Measured:
         return None if self.graphed is None else self.eager / self.graphed
 
 
-def measure_step(step: Step, eager: float) -> Measured:
+def measure_step(step: Step, eager: float, generators: Sequence[Any] = ()) -> Measured:
     """Captures the whole step and times its replay, copies of new inputs included.
 
     Args:
         step: leaves its state changed; take a `Snapshot` around this.
         eager: wall time of the eager step in microseconds.
+        generators: the step's own random generators.
     """
     batch = step.batch(0)
     static = tuple(a.clone() if _on_device(a) else a for a in batch)
     pairs = [(s, a) for s, a in zip(static, batch, strict=True) if _on_device(a)]
     try:
-        graph = capture(lambda: step.fn(*static))
+        graph = capture(lambda: step.fn(*static), generators)
     except Exception as error:
         return Measured(eager, None, _why(error))
 
@@ -134,25 +138,26 @@ def _detached(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad)
 
 
-def capture(run: Callable[[], Any]) -> Any:
+def capture(run: Callable[[], Any], generators: Sequence[Any] = ()) -> Graph:
     """A graph of `run`, after warm-up on the stream that captures it.
 
+    Args:
+        generators: beside the default one, those that `run` draws from.
+
     Raises:
-        RuntimeError: whatever makes the capture fail.
+        CaptureFailed: it can't be captured; the process is healthy afterwards.
     """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    backend = default()
+    device = torch.device("cuda", torch.cuda.current_device())
+    stream = backend.new_stream(device)
+    with backend.on_stream(stream):
         for _ in range(_WARMUP):
             run()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        run()
+    request = CaptureRequest(device, stream, backend.new_pool(device), generators=tuple(generators))
+    graph, _ = backend.capture(run, request)
     for _ in range(2):  # the first replay also uploads the graph
         graph.replay()
-    torch.cuda.synchronize()
+    backend.synchronize(device)
     return graph
 
 
@@ -170,7 +175,9 @@ def _on_device(value: Any) -> bool:
 
 
 def _why(error: BaseException) -> str:
-    """The first error of the chain: a failed capture ends in a second one that says less."""
-    while error.__context__ is not None and isinstance(error.__context__, Exception):
-        error = error.__context__
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """What stopped the capture in one line: the rule and the user's line, as the guard would say it."""
+    if not isinstance(error, CaptureFailed):
+        return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    fault = translate(error.first)
+    place = f" ({Path(fault.where.filename).name}:{fault.where.lineno})" if fault.where else ""
+    return f"{fault.code} {fault.rule}: {fault.reason}{place}"

@@ -193,15 +193,17 @@ def _mark(module: Any, name: str) -> tuple[Any, Any]:
 def calibrate(nodes: int = 400) -> ReplayCosts:
     """Measures graph launches and the gaps between kernels on the current device, with chains of one small kernel.
 
-    Takes about half a second. Gaps come from the profiler, so that they fit the kernel times of a recording.
+    Takes about half a second. Gaps come from the profiler, so that they fit the kernel times of a recording. A chain of
+    one kernel shows the smallest gap there is, so a card that measures less than the default keeps the default.
     """
+    usual = ReplayCosts()
     tiny, small, large = (torch.zeros(1 << n, device="cuda") for n in (6, 20, 24))
     graphs = [_chain(tiny, nodes), _chain(small, 40)]
     many, few = (enqueue_time(lambda _, g=graph: g.replay()) for graph in graphs)  # type: ignore[misc]
     slope = max(0.0, (many - few) / (nodes - 40))
     return ReplayCosts(
-        node_gap=statistics.mean(_median_gap(graph.replay) for graph in graphs),
-        eager_gap=_median_gap(lambda: _add(large, 40)),
+        node_gap=max(usual.node_gap, statistics.mean(_median_gap(graph.replay) for graph in graphs)),
+        eager_gap=max(usual.eager_gap, _median_gap(lambda: _add(large, 40))),
         replay=max(1.0, few - 40 * slope),
         replay_per_node=slope,
         source=f"measured on {torch.cuda.get_device_name()}, torch {torch.__version__}",
