@@ -14,7 +14,7 @@ from graphlint import cache, config, discover, progress, selection, suppress
 from graphlint.config import Config
 from graphlint.discover import Stdin
 from graphlint.files import Source, Sources
-from graphlint.findings import Finding, LintResult, Problem, Related
+from graphlint.findings import Finding, LintResult, Place, Problem, RegionInfo, Related
 
 SMALL = 1 << 20  # a project of up to so many bytes is checked for syntax whole; a larger one where regions lead
 
@@ -52,48 +52,49 @@ def run(sources: Sources, settings: Config, named: Sequence[str] = ()) -> LintRe
 
 
 def tidy(result: LintResult, sources: Sources, settings: Config) -> LintResult:
-    """Raw findings -> what the user asked for: not suppressed, selected, concerning linted files, each fault once, in
-    order.
-    """
-    result = suppress.apply(_concerning(result, sources), sources, settings)
+    """Raw findings -> what the user asked for: not suppressed, about linted files, selected, each once, sorted."""
+    result = _concerning(suppress.apply(result, sources, settings), sources)
     chosen = [finding for finding in result.findings if selection.wanted(finding, settings)]
     return msgspec.structs.replace(result, findings=tuple(_once(chosen)))
 
 
 def _concerning(result: LintResult, sources: Sources) -> LintResult:
-    """Only findings whose fault, region or way lies in a linted file; only regions in linted files."""
+    """Only what has its fault or its cause (region, way, second place) in a linted file.
+
+    A context file that can't be read is no failure of this run, but left open.
+    """
+
+    def linted(item: Problem | RegionInfo) -> bool:
+        return sources.by_path(item.filename) is None or sources.is_linted(item.filename)
 
     def concerns(finding: Finding) -> bool:
         places = [finding.at.filename, *(step.filename for step in finding.trace)]
+        places += [related.filename for related in finding.related]
         places += [finding.region.filename] if finding.region else []
         return any(map(sources.is_linted, places))
 
+    aside = [problem for problem in result.problems if not linted(problem)]
     return msgspec.structs.replace(
         result,
         findings=tuple(filter(concerns, result.findings)),
-        regions=tuple(
-            sorted(
-                (r for r in result.regions if sources.is_linted(r.filename)), key=lambda r: (r.filename, r.row, r.kind)
-            )
-        ),
+        suppressed=tuple(item for item in result.suppressed if concerns(item.finding)),
+        regions=tuple(sorted(filter(linted, result.regions), key=lambda item: (item.filename, item.row, item.kind))),
+        problems=tuple(filter(linted, result.problems)),
+        unresolved=(*filter(linted, result.unresolved), *aside),
     )
 
 
 def _once(findings: Iterable[Finding]) -> list[Finding]:
     """Each fault once, by its shortest way; other regions that reach it too become related places."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
-    for finding in sorted(
-        findings,
-        key=lambda f: (
-            f.at,
-            f.code,
-            len(f.trace),
-            f.region.filename if f.region else "",
-            f.region.row if f.region else 0,
-        ),
-    ):
+    for finding in sorted(findings, key=_order):
         groups.setdefault((finding.at, finding.code), []).append(finding)
     return [_with_others(*group) for group in groups.values()]
+
+
+def _order(finding: Finding) -> tuple[Place, str, int, str, int]:
+    region = finding.region
+    return finding.at, finding.code, len(finding.trace), region.filename if region else "", region.row if region else 0
 
 
 def _with_others(first: Finding, *others: Finding) -> Finding:

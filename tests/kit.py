@@ -68,7 +68,7 @@ def _regions(sources: Iterable[Source]) -> Iterator[RegionInfo]:
 
 
 def command(
-    *args: str | Path, cwd: Path, stdin: str | bytes = b"", **environment: str
+    *args: str | Path, cwd: Path, stdin: str | bytes = b"", timeout: float = 120, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs the real command in a process of its own; never with a terminal, never with the caller's cache."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("GRAPHLINT_", "FORCE_COLOR"))}
@@ -79,6 +79,6 @@ def command(
         input=data,
         capture_output=True,
         env={**env, **environment},
-        timeout=120,
+        timeout=timeout,
     )
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())

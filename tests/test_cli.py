@@ -219,6 +219,18 @@ def test_only_what_concerns_the_named_files_is_reported(run: Any, tmp_path: Path
     assert [row["filename"] for row in json.loads(run("a.py", "--output-format", "json").stdout)] == ["b.py", "c.py"]
 
 
+def test_a_broken_file_elsewhere_is_not_this_runs_failure(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def engine(sources: Sources, settings: Config) -> LintResult:
+        return LintResult((), problems=(Problem("b.py", 1, "syntax error: invalid syntax"),))
+
+    monkeypatch.setattr(pipeline, "analyse", engine)
+    project(tmp_path, {"pyproject.toml": "", "a.py": "x = 1  # noqa: CG101\n", "b.py": "def f(:\n"})
+    alone = run("a.py", "--verbose")
+    assert alone.exit_code == 0 and "b.py:1: unresolved: syntax error" in alone.stderr
+    assert "CG900" not in alone.stdout  # what `b.py` would have shown nobody knows
+    assert run("a.py", "b.py").exit_code == 2
+
+
 # --- fixes -----------------------------------------------------------------------------------------------------------
 
 

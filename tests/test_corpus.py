@@ -16,12 +16,12 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("name", ["stdlib", "purelib"])
 def test_a_whole_installation_is_linted(tmp_path: Path, name: str) -> None:
     folder = sysconfig.get_path(name)
-    done = command(folder, "--output-format", "concise", "--cache-dir", tmp_path, cwd=tmp_path)
+    done = command(folder, "--output-format", "concise", "--cache-dir", tmp_path, cwd=tmp_path, timeout=900)
     assert done.returncode in (0, 1, 2), done.stderr[-2000:]
     assert "Traceback" not in done.stderr and "internal error" not in done.stderr
     assert all(": error: " in line for line in done.stderr.splitlines())
-    assert " files" in done.stdout.splitlines()[-1] + done.stdout.splitlines()[-2]
-    again = command(folder, "--output-format", "concise", "--cache-dir", tmp_path, cwd=tmp_path)
+    assert " files" in done.stdout
+    again = command(folder, "--output-format", "concise", "--cache-dir", tmp_path, cwd=tmp_path, timeout=900)
     assert (again.returncode, again.stdout, again.stderr) == (done.returncode, done.stdout, done.stderr)
 
 

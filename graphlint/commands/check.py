@@ -79,7 +79,8 @@ def once(paths: Sequence[str], config: Config, options: dict[str, Any], given: d
     code = report(result, config, options, given)
     if options["verbose"]:
         release = ".".join(map(str, config.target_torch))
-        click.echo(f"{time.perf_counter() - begun:.2f} s, torch {release}, settings {config.file or 'built in'}", err=True)
+        seconds = time.perf_counter() - begun
+        click.echo(f"{seconds:.2f} s, torch {release}, settings {config.file or 'built in'}", err=True)
     return code
 
 
