@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import random
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from graphlint.runtime.profiling import read
+from graphlint.runtime.profiling import profile_file, read
 from graphlint.runtime.profiling.chrome import UnreadableTrace
 from graphlint.runtime.profiling.timeline import CallKind, RangeKind, module_name
 
@@ -124,3 +127,17 @@ def test_odd_arguments_of_foreign_events_do_no_harm(tmp_path: Path, args: str) -
     event = json.dumps({k: v for k, v in KERNEL.items() if k != "args"})[:-1] + f', "args": {args}}}'
     (op,) = read(write(tmp_path, f'{{"traceEvents": [{event}]}}')).device
     assert op.correlation is None
+
+
+def test_no_field_of_any_event_can_make_it_crash() -> None:
+    rng = random.Random(7)
+    loaded = json.loads(gzip.decompress((Path(__file__).parent / "data" / "detection.json.gz").read_bytes()))
+    odd = [None, -5, "x", 1e308, {}, [], "12", True, float("nan")]
+    for _ in range(25):
+        events = [dict(e) for e in loaded["traceEvents"]]
+        for _ in range(rng.randint(1, 80)):
+            rng.choice(events)[rng.choice(["ts", "dur", "args", "cat", "name", "pid", "tid", "ph"])] = rng.choice(odd)
+        text = json.dumps(loaded | {"traceEvents": events})
+        with tempfile.TemporaryDirectory() as folder, contextlib.suppress(UnreadableTrace):
+            report = profile_file(write(Path(folder), text))
+            assert report.to_text() and report.to_json() and report.to_html()

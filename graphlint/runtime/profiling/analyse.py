@@ -18,6 +18,8 @@ from graphlint.runtime.profiling.report import Idle, Report, Whole
 from graphlint.runtime.profiling.steps import Iteration, cut, typical
 from graphlint.runtime.profiling.timeline import Microseconds, Timeline
 
+_LOOKED_AT = 20  # steps of a long recording that are compared one by one, spread over it
+
 
 @dataclass(frozen=True, slots=True)
 class Clock:
@@ -53,12 +55,14 @@ def analyse(
     step = typical(steps)
     sequence, idle = launches(step), gaps(step)
     whole, host_scale = _whole(steps, sequence, costs, clock)
-    rows = modules(sequence, steps, costs, host_scale)
+    looked_at = steps[:: -(-len(steps) // _LOOKED_AT)]
+    changing = changing_paths(looked_at)
+    rows = modules(sequence, step, changing, costs, host_scale)
     facts = advice.Facts(
         whole=whole,
         waits=_waits(sequence),
-        changing=sorted(changing_paths(steps)),
-        kernels_change=len({frozenset(s.shape().items()) for s in steps}) > 1,
+        changing=sorted(changing),
+        kernels_change=len({frozenset(s.shape().items()) for s in looked_at}) > 1,
         input_shapes=tuple(input_shapes),
         modules=rows,
         together=together(sequence, rows, costs, host_scale) if rows else 1.0,
@@ -110,7 +114,8 @@ def _recorded_wall(steps: Sequence[Iteration]) -> Microseconds:
 
 
 def _outside(steps: Sequence[Iteration]) -> Microseconds:
-    return statistics.median(sum(g.length for g in gaps(s) if g.cause is Cause.OUTSIDE) for s in steps)
+    some = steps[:: -(-len(steps) // _LOOKED_AT)]
+    return statistics.median(sum(g.length for g in gaps(s) if g.cause is Cause.OUTSIDE) for s in some)
 
 
 def _waits(sequence: Sequence[Launch]) -> tuple[tuple[str, str], ...]:

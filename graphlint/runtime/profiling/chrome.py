@@ -25,6 +25,7 @@ from graphlint.runtime.profiling.timeline import (
 _RUNTIME = {"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "privateuse1_runtime"}
 _DEVICE = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "memcpy": "memcpy", "memset": "memset"}
 _USER = {"user_annotation", "python_function"}
+_FOREVER = 1e17  # microseconds; a clock that counts from 1970 stays below 2e15
 _DEVICE_LANE = re.compile(r"\bgpu\b|/device:|\bcuda\b|\bstream\b", re.IGNORECASE)
 
 
@@ -33,13 +34,15 @@ class UnreadableTrace(ValueError):
 
 
 class _Event(msgspec.Struct):
-    ph: str = ""
-    cat: str | None = None
-    name: str | int | None = None
-    ts: float | str | None = None
-    dur: float | str | None = None
-    pid: int | str | None = None
-    tid: int | str | None = None
+    """One event; other tools keep anything in its fields, so that only their use decides whether they make sense."""
+
+    ph: Any = None
+    cat: Any = None
+    name: Any = None
+    ts: Any = None
+    dur: Any = None
+    pid: Any = None
+    tid: Any = None
     args: msgspec.Raw = msgspec.Raw(b"")
 
 
@@ -137,12 +140,12 @@ class _Reader:
             if event.ph == "X":
                 self._take(event, _number(event.ts), _number(event.dur))
             elif event.ph == "B":
-                self._open.setdefault((event.pid, event.tid), []).append(event)
+                self._open.setdefault((_text(event.pid), _text(event.tid)), []).append(event)
             elif event.ph == "E":
                 self._close(event)
 
     def _close(self, event: _Event) -> None:
-        stack = self._open.get((event.pid, event.tid))
+        stack = self._open.get((_text(event.pid), _text(event.tid)))
         if stack:
             begin = stack.pop()
             start = _number(begin.ts)
@@ -151,22 +154,22 @@ class _Reader:
     def _device_lanes(self) -> set[tuple[Any, Any]]:
         """Lanes that a foreign trace names after a device, used where no category says what an event is."""
         lanes: set[tuple[Any, Any]] = set()
-        if any(e.cat in _DEVICE for e in self.file.events):
+        if any(_text(e.cat) in _DEVICE for e in self.file.events):
             return lanes
         for event in self.file.events:
             if event.ph == "M" and event.name in ("process_name", "thread_name"):
                 label = _args(event).label
                 if isinstance(label, str) and _DEVICE_LANE.search(label):
-                    lanes.add((event.pid, None if event.name == "process_name" else event.tid))
+                    lanes.add((_text(event.pid), None if event.name == "process_name" else _text(event.tid)))
         if lanes:
             self.notes.append("device work was told from host work by the names of the lanes")
         return lanes
 
     def _take(self, event: _Event, start: float, duration: float) -> None:
-        category, name, end = event.cat or "", str(event.name), start + max(duration, 0.0)
+        category, name, end = _text(event.cat), _text(event.name), start + max(duration, 0.0)
         if category in _DEVICE:
             self._take_device(event, name, start, end, _DEVICE[category])
-        elif (event.pid, event.tid) in self._lanes or (event.pid, None) in self._lanes:
+        elif self._lanes and self._in_lane(event):
             self._take_device(event, name, start, end, "memcpy" if "memcpy" in name.lower() else "kernel")
         elif category in _RUNTIME or name.startswith(("cudaLaunch", "cuLaunch", "hipLaunch")):
             self._take_call(event, name, start, end)
@@ -184,7 +187,7 @@ class _Reader:
         args = _args(event)
         grid = tuple(args.grid) if isinstance(args.grid, list) else ()
         stream = _integer(args.stream)
-        self.devices.setdefault(event.pid, []).append(
+        self.devices.setdefault(_text(event.pid), []).append(
             DeviceOp(
                 name=name,
                 start=start,
@@ -203,15 +206,25 @@ class _Reader:
             correlation = _integer(_args(event).correlation)
             self.calls.append(HostCall(name, start, end, self._thread(event), kind, correlation))
 
+    def _in_lane(self, event: _Event) -> bool:
+        process = _text(event.pid)
+        return (process, _text(event.tid)) in self._lanes or (process, None) in self._lanes
+
     def _thread(self, event: _Event) -> int:
-        return self._threads.setdefault((event.pid, event.tid), len(self._threads))
+        return self._threads.setdefault((_text(event.pid), _text(event.tid)), len(self._threads))
 
 
-def _number(value: float | str | None) -> float:
+def _number(value: Any) -> float:
+    """A time in microseconds; some tools write it as text."""
     try:
-        return float(value or 0.0)
-    except ValueError:
+        number = float(value or 0.0)
+    except (TypeError, ValueError):
         return 0.0
+    return number if abs(number) < _FOREVER else 0.0  # no number is never smaller
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else str(value)
 
 
 def _args(event: _Event) -> _Args:

@@ -34,19 +34,19 @@ class _Node:
 
 
 def modules(
-    sequence: Sequence[Launch], steps: Sequence[Iteration], costs: ReplayCosts, host_scale: float
+    sequence: Sequence[Launch], step: Iteration, changing: set[str], costs: ReplayCosts, host_scale: float
 ) -> tuple[Module, ...]:
     """Every module that launches work, in order of the tree, each with a choice and its reason.
 
     Args:
         sequence: launches of the typical step.
-        steps: all recorded steps, to see whose shapes change.
+        step: that step.
+        changing: modules whose shapes change from step to step.
         host_scale: how much faster the host is without the profiler.
     """
-    tree = _tree(sequence, steps, host_scale)
+    tree = _tree(sequence, step, host_scale)
     if not tree:
         return ()
-    changing = changing_paths(steps)
     eager = simulate(sequence, costs, host_scale)
     worked_out = set(sorted(tree, key=lambda p: -tree[p].nodes)[:_MOST])
     gains = {path: eager / simulate(sequence, costs, host_scale, _Group(path)) for path in worked_out}
@@ -91,8 +91,8 @@ def _shapes(step: Iteration) -> dict[str, Counter[tuple[str, tuple[int, ...]]]]:
     return found
 
 
-def _tree(sequence: Sequence[Launch], steps: Sequence[Iteration], host_scale: float) -> dict[str, _Node]:
-    kinds = dict(module_name(r.name) for s in steps for r in s.ranges if r.kind is RangeKind.MODULE)
+def _tree(sequence: Sequence[Launch], step: Iteration, host_scale: float) -> dict[str, _Node]:
+    kinds = dict(module_name(r.name) for r in step.ranges if r.kind is RangeKind.MODULE)
     tree: dict[str, _Node] = {}
     for launch in sequence:
         if launch.path.startswith("("):

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from graphlint.runtime.profiling.timeline import (
     STEP_MARK,
@@ -65,10 +65,10 @@ def cut(timeline: Timeline, mark: str | None = None) -> tuple[list[Iteration], l
     """
     windows, notes = _windows(timeline, mark)
     owner = _owners(timeline, windows)
-    found: list[Iteration] = []
+    ready, found = _Ready(timeline.device), list[Iteration]()
     for window, ops in zip(windows, owner, strict=True):
         if ops:
-            found.append(_iteration(timeline, window, ops, found[-1].end if found else window.start))
+            found.append(_iteration(timeline, window, ops, ready(ops[0]), found[-1].end if found else window.start))
     return found, notes
 
 
@@ -110,12 +110,21 @@ def _owners(timeline: Timeline, windows: Sequence[HostRange]) -> list[list[Devic
     return owned
 
 
-def _ready(timeline: Timeline, ops: Sequence[DeviceOp]) -> Microseconds:
-    before = bisect_left(timeline.device, (ops[0].start, ops[0].end), key=lambda o: (o.start, o.end))
-    return max((o.end for o in timeline.device[:before]), default=ops[0].start)
+class _Ready:
+    """When the device had finished everything that began before an operation."""
+
+    def __init__(self, device: Sequence[DeviceOp]) -> None:
+        self._starts = [(o.start, o.end) for o in device]
+        self._reached = list(accumulate((o.end for o in device), max))
+
+    def __call__(self, first: DeviceOp) -> Microseconds:
+        before = bisect_left(self._starts, (first.start, first.end))
+        return self._reached[before - 1] if before else first.start
 
 
-def _iteration(timeline: Timeline, window: HostRange, ops: Sequence[DeviceOp], previous_end: float) -> Iteration:
+def _iteration(
+    timeline: Timeline, window: HostRange, ops: Sequence[DeviceOp], ready: float, previous_end: float
+) -> Iteration:
     calls = timeline.calls[_first(timeline.calls, window.start) : _first(timeline.calls, window.end)]
     ranges = timeline.ranges[_first(timeline.ranges, window.start) : _first(timeline.ranges, window.end)]
     inner = tuple(r for r in ranges if r.kind is not RangeKind.STEP)
@@ -126,7 +135,7 @@ def _iteration(timeline: Timeline, window: HostRange, ops: Sequence[DeviceOp], p
         calls=calls,
         ranges=inner,
         ops=tuple(ops),
-        device_ready=_ready(timeline, ops),
+        device_ready=ready,
         previous_end=min(previous_end, window.start),
     )
 
