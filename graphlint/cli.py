@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphlint import __version__
-from graphlint.config import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-CLEAN, FOUND, FAILED = 0, 1, 2
+CLEAN, FAILED = 0, 2
 
 # name -> (where the click command lives, its line in the help text); loaded only when used, so that linting loads no
 # torch
@@ -51,18 +50,11 @@ class Commands(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports the module of one command; says what to install when it needs more than linting does."""
+        """Imports the module of one command."""
         if cmd_name not in _COMMANDS:
             return None
         module, name = _COMMANDS[cmd_name][0].split(":")
-        try:
-            command: click.Command = getattr(importlib.import_module(module), name)
-        except ModuleNotFoundError as error:
-            if (error.name or "").split(".")[0] != "torch":
-                raise
-            raise click.ClickException(
-                f"`{cmd_name}` runs your code and needs torch; pip install 'cuda-graphlint[runtime]'"
-            ) from error
+        command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -81,19 +73,12 @@ def cli() -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Entry point of the `graphlint` command; always leaves through SystemExit, never with a traceback for a user's
-    mistake.
-    """
+    """Entry point of the `graphlint` command; leaves through SystemExit, without a traceback for a user's mistake."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a file name or a source line must not end the run in an ASCII terminal
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(
-        guarded(
-            lambda: cli.main(
-                args=list(args) if args is not None else None, prog_name="graphlint", standalone_mode=False
-            )
-        )
-    )
+    given = None if args is None else list(args)
+    sys.exit(guarded(lambda: cli.main(args=given, prog_name="graphlint", standalone_mode=False)))
 
 
 def guarded(work: Callable[[], Any]) -> int:
@@ -113,12 +98,19 @@ def guarded(work: Callable[[], Any]) -> int:
     except BrokenPipeError:  # `graphlint | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except Exception as error:  # ours, not the user's: say so, in one line
-        if os.environ.get("GRAPHLINT_DEBUG"):
-            raise
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        click.echo(f"graphlint: internal error: {what}; please report it (GRAPHLINT_DEBUG=1 shows where)", err=True)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "torch" or os.environ.get("GRAPHLINT_DEBUG"):
+            return _internal(error)
+        click.echo("graphlint: this command runs your code: pip install 'cuda-graphlint[runtime]' for torch", err=True)
         return FAILED
+    except Exception as error:
+        return _internal(error)
 
 
-__all__ = ["CLEAN", "FAILED", "FORMATS", "FOUND", "cli", "main"]
+def _internal(error: Exception) -> int:
+    """Our fault, not the user's: one line that says so, and the traceback only when asked for."""
+    if os.environ.get("GRAPHLINT_DEBUG"):
+        raise error
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    click.echo(f"graphlint: internal error: {what}; please report it (GRAPHLINT_DEBUG=1 shows where)", err=True)
+    return FAILED
