@@ -28,9 +28,9 @@ import profile_workloads
 from graphlint.runtime.profiling import profile, read
 from graphlint.runtime.profiling.analyse import Clock, analyse
 from graphlint.runtime.profiling.measure import measure_modules, measure_step
-from graphlint.runtime.profiling.reach import reach
 from graphlint.runtime.profiling.record import Step, wall_time
 from graphlint.runtime.profiling.report import Choice
+from graphlint.runtime.profiling.world import World
 
 # `loss.item()` can't be captured, and on torch up to 2.11 trying it harms the process
 NOT_CAPTURED = ("small_gpt_reading_loss",)
@@ -125,7 +125,7 @@ def _modules(report: Any, step: Step, fn: Any) -> dict[str, dict[str, Any]]:
     """Up to three modules alone, forward and backward."""
     chosen = [m for m in report.modules if m.choice in (Choice.CAPTURE, Choice.LEAVE) and m.nodes >= 8][:2]
     chosen += [m for m in report.modules if m.path == "model.blocks.1"]
-    alone = measure_modules(step, reach(fn), [m.path for m in chosen])
+    alone = measure_modules(step, World(fn), [m.path for m in chosen])
     return {
         m.path: {
             "choice": m.choice.value,

@@ -8,7 +8,6 @@ says how much eager differs from itself; what lies beyond that is the graph's do
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +16,8 @@ from typing import Any, Protocol
 import torch
 
 from graphlint.runtime.parity_report import Curves, ParityReport, compare
-from graphlint.runtime.profiling.reach import Reached, eager, reach
 from graphlint.runtime.profiling.record import Batch, Batches, Step, require_device
-from graphlint.runtime.profiling.state import Snapshot, named_state
+from graphlint.runtime.profiling.world import World, eager
 
 Call = Callable[..., Any]
 
@@ -69,22 +67,22 @@ def parity(
     """
     grapher = _grapher(graphed)
     fn = eager(fn)
-    step, reached = Step(fn, args, batches), reach(fn)
+    step, world = Step(fn, args, batches), World(fn)
     try:
         for i in range(warmup):
             step(i)
     except Exception as error:
         raise ParityFailed(f"the eager step raises {type(error).__name__}: {error}") from error
-    snapshot = Snapshot(reached)
+    snapshot = world.snapshot()
     try:
-        first = _run(step, step.fn, reached, steps, warmup)
-        changed = _changed_values(reached, first.before)
+        first = _run(step, step.fn, world, steps, warmup)
+        changed = snapshot.changed()
         snapshot.restore()
-        again = _run(step, step.fn, reached, steps, warmup)
+        again = _run(step, step.fn, world, steps, warmup)
         snapshot.restore()
         twin = _twin(grapher, step, warmup)
         snapshot.restore()
-        replayed = _run(step, twin, reached, steps, warmup)
+        replayed = _run(step, twin, world, steps, warmup)
     finally:
         snapshot.restore()
     return compare(first.curves(), again.curves(), replayed.curves(), rtol, changed)
@@ -131,7 +129,7 @@ def plain_graph(fn: Call, batch: Batch) -> Call:
     def body() -> None:
         held[0] = fn(*static)
 
-    graph = capture(body, list(reach(fn).generators.values()))
+    graph = capture(body, World(fn).generators)
 
     def replay(*fresh: Any) -> Any:
         for place, value in zip(static, fresh, strict=True):
@@ -155,7 +153,6 @@ class _Run:
     norms: list[Any]
     names: tuple[str, ...]
     rates: list[tuple[float, ...]]
-    before: list[Any]  # plain host values, in the order of the slots
 
     def curves(self) -> Curves:
         losses = tuple(float(x) for x in self.losses)
@@ -163,26 +160,25 @@ class _Run:
         return Curves(losses, norms, self.names, tuple(self.rates), all(isinstance(x, float) for x in self.losses))
 
 
-def _run(step: Step, call: Call, reached: Reached, steps: int, offset: int) -> _Run:
-    before = [copy.copy(slot.get()) for slot in reached.slots]
-    run = _Run([], [], tuple(name for name, _ in _watched(reached)), [], before)
+def _run(step: Step, call: Call, world: World, steps: int, offset: int) -> _Run:
+    run = _Run([], [], tuple(name for name, _ in _watched(world)), [])
     for i in range(offset, offset + steps):
-        run.rates.append(_rates(reached))
+        run.rates.append(_rates(world))
         try:
             result = call(*step.batch(i))
         except Exception as error:
             which = "eager" if call is step.fn else "graphed"
             raise ParityFailed(f"{which} step {i - offset} raises {type(error).__name__}: {_said(error)}") from error
         run.losses.append(_loss(result))
-        tensors = [tensor for _, tensor in _watched(reached)]
+        tensors = [tensor for _, tensor in _watched(world)]
         if tensors:
             run.norms.append(torch.stack([n.double() for n in _norms(tensors)]))
     return run
 
 
-def _watched(reached: Reached) -> list[tuple[str, Any]]:
+def _watched(world: World) -> list[tuple[str, Any]]:
     """Tensors whose norm is compared after each step."""
-    return [(n, t) for n, t in named_state(reached) if t.is_floating_point() and t.numel()]
+    return [(n, t) for n, t in world.tensors().items() if t.is_floating_point() and t.numel()]
 
 
 def _norms(tensors: list[Any]) -> list[Any]:
@@ -191,20 +187,10 @@ def _norms(tensors: list[Any]) -> list[Any]:
         return [torch.linalg.vector_norm(t.detach(), dtype=torch.float64).to(device) for t in tensors]
 
 
-def _rates(reached: Reached) -> tuple[float, ...]:
+def _rates(world: World) -> tuple[float, ...]:
     """Learning rates that are Python numbers; one that is a tensor can't be frozen by a capture."""
-    groups = (g for optimizer in reached.optimizers.values() for g in optimizer.param_groups)
+    groups = (g for optimizer in world.optimizers.values() for g in optimizer.param_groups)
     return tuple(g["lr"] if isinstance(g.get("lr"), float) else math.nan for g in groups)
-
-
-def _changed_values(reached: Reached, before: list[Any]) -> tuple[str, ...]:
-    """Plain host values that the eager run changed: counters, flags, lists of losses."""
-    changed = []
-    for slot, old in zip(reached.slots, before, strict=True):
-        new = slot.get()
-        if type(old) is not type(new) or old != new:
-            changed.append(slot.label)
-    return tuple(changed)
 
 
 def _loss(result: Any) -> Any:

@@ -17,6 +17,7 @@ from graphlint.runtime.backend import CaptureFailed  # noqa: E402
 from graphlint.runtime.profiling import profile  # noqa: E402
 from graphlint.runtime.profiling.costs import ReplayCosts  # noqa: E402
 from graphlint.runtime.profiling.timeline import Timeline  # noqa: E402
+from graphlint.runtime.profiling.world import World  # noqa: E402
 
 
 def timeline(*_: Any) -> Timeline:
@@ -136,12 +137,12 @@ def test_modules_are_measured_in_the_modes_of_the_step(captured: list[str]) -> N
 
 
 def test_marks_name_the_modules_by_their_path() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.Tanh()))
-    found = record.Reached(modules={"net": model})
-    with torch.profiler.profile() as profiler, record._marked(found):
-        model(torch.randn(2, 4))
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.Tanh()))
+    world = World(lambda x: net(x))
+    with torch.profiler.profile() as profiler, record._marked(world):
+        net(torch.randn(2, 4))
     names = {e.name for e in profiler.events()}
     assert {"graphlint.module::net|Sequential", "graphlint.module::net.1.0|Tanh"} <= names
     with torch.profiler.profile() as after:
-        model(torch.randn(2, 4))
+        net(torch.randn(2, 4))
     assert not any(e.name.startswith("graphlint") for e in after.events())  # the hooks are gone

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from graphlint.runtime.backend import CaptureFailed, CaptureRequest, Graph, default
-from graphlint.runtime.profiling.reach import Reached
 from graphlint.runtime.profiling.record import Batch, Step, wall_time
-from graphlint.runtime.profiling.state import Snapshot
+from graphlint.runtime.profiling.world import World
 from graphlint.runtime.translate import translate
 
 Mode = Callable[[], AbstractContextManager[None]]
@@ -39,7 +38,7 @@ def measure_step(step: Step, eager: float, generators: Sequence[Any] = ()) -> Me
     """Captures the whole step and times its replay, copies of new inputs included.
 
     Args:
-        step: leaves its state changed; take a `Snapshot` around this.
+        step: leaves its state changed; take a snapshot around this.
         eager: wall time of the eager step in microseconds.
         generators: the step's own random generators.
     """
@@ -59,13 +58,12 @@ def measure_step(step: Step, eager: float, generators: Sequence[Any] = ()) -> Me
     return Measured(eager, wall_time(replay))
 
 
-def measure_modules(step: Step, reached: Reached, paths: Sequence[str]) -> dict[str, Measured]:
+def measure_modules(step: Step, world: World, paths: Sequence[str]) -> dict[str, Measured]:
     """Each named module alone, forward and backward, on the inputs that it gets in the step."""
     results: dict[str, Measured] = {}
-    with torch.no_grad():
-        snapshot = Snapshot(reached, on_host=True)
+    snapshot = world.snapshot(on_host=True)
     for path in paths:
-        module = _find(reached, path)
+        module = world.module(path)
         if module is not None:
             results[path] = _measure_module(step, module)
             snapshot.restore()
@@ -159,15 +157,6 @@ def capture(run: Callable[[], Any], generators: Sequence[Any] = ()) -> Graph:
         graph.replay()
     backend.synchronize(device)
     return graph
-
-
-def _find(reached: Reached, path: str) -> Any | None:
-    for root, module in reached.modules.items():
-        if path == root:
-            return module
-        if path.startswith(root + "."):
-            return dict(module.named_modules()).get(path.removeprefix(root + "."))
-    return None
 
 
 def _on_device(value: Any) -> bool:

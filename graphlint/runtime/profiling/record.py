@@ -19,8 +19,8 @@ import torch
 
 from graphlint.runtime.profiling import chrome
 from graphlint.runtime.profiling.costs import ReplayCosts
-from graphlint.runtime.profiling.reach import Reached
 from graphlint.runtime.profiling.timeline import MODULE_MARK, STEP_MARK, Timeline
+from graphlint.runtime.profiling.world import World
 
 Batch = tuple[Any, ...]
 Batches = Sequence[Batch] | Callable[[int], Batch] | None
@@ -76,12 +76,12 @@ def require_device() -> None:
         )
 
 
-def record(step: Step, reached: Reached, steps: int, warmup: int, trace: Path | None = None) -> Recording:
+def record(step: Step, world: World, steps: int, warmup: int, trace: Path | None = None) -> Recording:
     """Runs and records the step.
 
     Args:
-        step: what one iteration does; it runs for real, so take a `Snapshot` first if that matters.
-        reached: its modules are marked in the recording.
+        step: what one iteration does; it runs for real, so take a snapshot first if that matters.
+        world: its modules are marked in the recording.
         steps: recorded iterations.
         warmup: iterations before anything is measured.
         trace: where to keep the Chrome trace, for other viewers.
@@ -98,7 +98,7 @@ def record(step: Step, reached: Reached, steps: int, warmup: int, trace: Path | 
     except Exception as error:
         raise StepFailed(f"the step raises {type(error).__name__}: {_first_line(error)}") from error
     wall, enqueue = wall_time(step), enqueue_time(step)
-    timeline = trace_steps(step, reached, steps, trace)
+    timeline = trace_steps(step, world, steps, trace)
     shapes = tuple(_shapes(step.batch(i)) for i in range(steps))
     return Recording(timeline, wall, enqueue, calibrate(), shapes)
 
@@ -134,13 +134,13 @@ def enqueue_time(run: Callable[[int], Any], count: int = 10) -> float:
     return statistics.median(times)
 
 
-def trace_steps(step: Callable[[int], Any], reached: Reached, steps: int, trace: Path | None = None) -> Timeline:
+def trace_steps(step: Callable[[int], Any], world: World, steps: int, trace: Path | None = None) -> Timeline:
     """The timeline of `steps` iterations under `torch.profiler`, with steps and modules marked.
 
     Two unmarked iterations run first: the profiler's own start must not count.
     """
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with tempfile.TemporaryDirectory() as folder, _marked(reached):
+    with tempfile.TemporaryDirectory() as folder, _marked(world):
         with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
             for i in range(steps + 2):
                 name = f"{STEP_MARK}{i - 2}" if i >= 2 else "graphlint.settle"
@@ -158,13 +158,11 @@ def _labelled(timeline: Timeline) -> Timeline:
 
 
 @contextmanager
-def _marked(reached: Reached) -> Iterator[None]:
+def _marked(world: World) -> Iterator[None]:
     """Forward calls of every module become named ranges of the recording."""
     handles: list[Any] = []
-    for root, module in reached.modules.items():
-        for path, part in module.named_modules():
-            name = f"{MODULE_MARK}{root}{'.' if path else ''}{path}|{type(part).__name__}"
-            handles.extend(_mark(part, name))
+    for path, module in world.submodules():
+        handles.extend(_mark(module, f"{MODULE_MARK}{path}|{type(module).__name__}"))
     try:
         yield
     finally:

@@ -10,8 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from graphlint.runtime.profiling.reach import reach  # noqa: E402
-from graphlint.runtime.profiling.state import Snapshot, named_state  # noqa: E402
+from graphlint.runtime.profiling.world import World  # noqa: E402
 
 nn = torch.nn
 
@@ -38,10 +37,28 @@ class Trainer:
 
 
 def test_a_method_reaches_what_its_object_holds() -> None:
-    found = reach(Trainer().step)
-    assert list(found.modules) == ["model"] and list(found.optimizers) == ["optimizer"]
-    assert list(found.keepers) == ["scheduler"] and list(found.generators) == ["generator"]
-    assert {"step.count", "step.history"} <= {slot.label for slot in found.slots}
+    trainer = Trainer()
+    world = World(trainer.step)
+    assert list(world.modules) == ["model"] and list(world.optimizers) == ["optimizer"]
+    assert world.schedulers == [trainer.scheduler] and world.generators == (trainer.generator,)
+
+
+def test_plain_values_that_a_step_changes_are_named() -> None:
+    trainer = Trainer()
+    snapshot = World(trainer.step).snapshot()
+    trainer.step(torch.randn(8, 4))
+    assert {"count", "len(history)"} <= set(snapshot.changed())
+
+
+def test_schedulers_in_closures_and_globals_are_found() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    @torch.no_grad()
+    def step() -> None:
+        scheduler.step()
+
+    assert World(step).schedulers == [scheduler]
 
 
 def test_closures_partials_and_decorators_are_seen_through() -> None:
@@ -54,20 +71,19 @@ def test_closures_partials_and_decorators_are_seen_through() -> None:
     def outer(*args: Any) -> Any:
         return inner(*args)
 
-    found = reach(functools.partial(outer, factor=scale))
-    assert found.modules == {"model": model} and list(found.tensors) == ["factor"]
+    assert World(functools.partial(outer, factor=scale)).modules == {"model": model}
 
 
 def test_a_module_of_another_one_is_no_root() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     layer = model[0]
-    assert list(reach(lambda x: model(layer(x))).modules) == ["model"]
+    assert list(World(lambda x: model(layer(x))).modules) == ["model"]
 
 
 def test_a_cycle_and_a_huge_list_end() -> None:
     ring: list[Any] = list(range(100_000))
     ring.append(ring)
-    assert reach(lambda: ring).modules == {}
+    assert World(lambda: ring).modules == {}
 
 
 def _trace(trainer: Trainer, x: Any, steps: int) -> list[float]:
@@ -79,7 +95,7 @@ def _trace(trainer: Trainer, x: Any, steps: int) -> list[float]:
 def test_after_a_restore_training_repeats_to_the_last_bit(on_host: bool, before: int) -> None:
     trainer, x = Trainer(), torch.randn(8, 4)
     _trace(trainer, x, before)
-    snapshot = Snapshot(reach(trainer.step), on_host)
+    snapshot = World(trainer.step).snapshot(on_host)
     first = _trace(trainer, x, 5)
     snapshot.restore()
     assert trainer.count == before and len(trainer.history) == before
@@ -90,10 +106,10 @@ def test_after_a_restore_training_repeats_to_the_last_bit(on_host: bool, before:
 def test_a_restore_keeps_addresses() -> None:
     trainer, x = Trainer(), torch.randn(8, 4)
     _trace(trainer, x, 2)
-    found = reach(trainer.step)
-    addresses = {name: tensor.data_ptr() for name, tensor in named_state(found)}
-    snapshot = Snapshot(found)
+    world = World(trainer.step)
+    addresses = {name: tensor.data_ptr() for name, tensor in world.tensors().items()}
+    snapshot = world.snapshot()
     _trace(trainer, x, 2)
     snapshot.restore()
-    assert {name: tensor.data_ptr() for name, tensor in named_state(found)} == addresses
-    assert any(name.endswith("exp_avg_sq") for name in addresses)
+    assert {name: tensor.data_ptr() for name, tensor in world.tensors().items()} == addresses
+    assert any("exp_avg_sq" in name for name in addresses)
