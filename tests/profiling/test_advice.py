@@ -116,13 +116,15 @@ def test_equal_modules_are_named_once() -> None:
 
 def test_a_measurement_stands_beside_the_projection() -> None:
     report = analyse(steady(200, 3, 10), clock=Clock(2000.0, 2000.0))
-    measured = with_measurement(report, graphed=report.whole.projected * 1.1)
-    assert measured.whole.prediction_error == pytest.approx(0.1)
-    assert measured.advice.points[0].startswith("Measured here as one graph")
+    near = with_measurement(report, graphed=report.whole.projected * 1.1)
+    assert near.whole.prediction_error == pytest.approx(0.1)
+    assert near.advice == report.advice and "measured" in near.to_text()
+    far = with_measurement(report, graphed=report.whole.projected * 2)
+    assert "trust the measurement" in far.advice.points[0]
     failed = with_measurement(report, None, "optimizer (Adam) was built without capturable=True")
     assert "capturable=True" in failed.advice.points[-1]
 
 
-@pytest.mark.parametrize(("us", "said"), [(3.4, "3 µs"), (1500, "1.50 ms"), (250_000, "250 ms")])
+@pytest.mark.parametrize(("us", "said"), [(3.4, "3.4 µs"), (34.4, "34 µs"), (1500, "1.50 ms"), (250_000, "250 ms")])
 def test_times_as_people_say_them(us: float, said: str) -> None:
     assert time(us) == said

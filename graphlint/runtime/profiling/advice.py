@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from graphlint.runtime.profiling.modules import FIRST, WORTH
 from graphlint.runtime.profiling.report import Advice, Choice, Module, Verdict, Whole
 
+TRUSTED = 0.15  # projection and measurement may differ by that much
 _NAMED = 4  # examples in a sentence
 
 
@@ -57,18 +58,23 @@ def _graphed_already(facts: Facts) -> Advice:
 
 
 def confirmed(advice: Advice, whole: Whole) -> Advice:
-    """The advice with the measurement beside the projection."""
+    """The advice after the measurement: the same, unless the capture failed or the projection was wrong."""
     if whole.graphed is None:
         failed = f"The step could not be captured as it is: {whole.failed}." if whole.failed else ""
         return replace(advice, points=(*advice.points, failed)) if failed else advice
-    said = f"Measured here as one graph: {time(whole.graphed)}, {whole.wall / whole.graphed:.2f} times faster"
-    return replace(advice, points=(f"{said} (projected {whole.gain:.2f}).", *advice.points))
+    if abs(whole.prediction_error or 0.0) <= TRUSTED:
+        return advice
+    said = (
+        f"The measured gain, {whole.wall / whole.graphed:.2f}, is not the projected one, {whole.gain:.2f}: "
+        "trust the measurement; other work on the machine or changing clocks disturb either."
+    )
+    return replace(advice, points=(said, *advice.points))
 
 
 def time(us: float) -> str:
     """A time as people say it."""
     if us < 1000:
-        return f"{us:.0f} µs"
+        return f"{us:.1f} µs" if us < 9.95 else f"{us:.0f} µs"
     return f"{us / 1e3:.2f} ms" if us < 1e5 else f"{us / 1e3:.0f} ms"
 
 

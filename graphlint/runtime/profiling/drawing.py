@@ -22,15 +22,19 @@ class Clock:
     """Maps recorded time to the time of a step without a profiler.
 
     The profiler slows the host and not the device, so device work keeps its length and the idle time between shrinks
-    until the step has its true length. The order of events stays.
+    until the step has its true length. The order of events stays. A device that lags behind still works for earlier
+    steps when this one begins; that time keeps its length too.
     """
 
     def __init__(self, step: Iteration, wall: Microseconds) -> None:
         busy = union((o.start, o.end) for o in step.ops)
+        work = sum(b - a for a, b in busy)
+        self.behind = max(0.0, min(step.device_ready, busy[0][0]) - step.start)
+        if self.behind:
+            busy = union([(step.start, step.start + self.behind), *busy])
         self.start = min(step.start, busy[0][0])
         self.end = max(step.end, busy[-1][1])
-        work = sum(b - a for a, b in busy)
-        idle = max(self.end - self.start - work, 1e-9)
+        idle = max(self.end - self.start - work - self.behind, 1e-9)
         self.shrink = min(1.0, max(0.0, wall - work) / idle)
         edges = [self.start, *(edge for span in busy for edge in span), self.end]
         paces = [self.shrink if i % 2 == 0 else 1.0 for i in range(len(edges) - 1)]
@@ -75,6 +79,7 @@ def draw(
             for r, depth in zip(ranges, depths, strict=True)
         )
         + tuple((path, "backward", *clock.span(start, end), depth) for path, start, end, depth in _backward(sequence)),
+        behind=round(clock(clock.start + clock.behind), 3),
         node_gap=costs.node_gap,
         shrink=clock.shrink,
     )

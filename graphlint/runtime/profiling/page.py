@@ -144,6 +144,7 @@ def _data(drawing: Drawing | None) -> str:
     data: dict[str, Any] = {
         "length": drawing.length,
         "gap": drawing.node_gap,
+        "behind": drawing.behind,
         "ops": [[number(n), s, d, stream, kind] for n, s, d, stream, kind in drawing.ops],
         "gaps": [[s, d, _slug(cause), number(path), number(op)] for s, d, cause, path, op in drawing.gaps],
         "calls": [[s, d, kind, number(name)] for s, d, kind, name in drawing.calls],

@@ -116,6 +116,7 @@ class Drawing:
     gaps: tuple[tuple[Microseconds, Microseconds, str, str, str], ...]  # start, duration, cause, path, operator
     calls: tuple[tuple[Microseconds, Microseconds, str, str], ...]  # start, duration, kind, name
     modules: tuple[tuple[str, str, Microseconds, Microseconds, int], ...]  # path, class, start, duration, depth
+    behind: Microseconds  # how long the device still works for earlier steps
     node_gap: Microseconds  # between the kernels of the graph that is drawn below
     shrink: float  # what the profiler's idle time was multiplied with to give the step its true length
 

@@ -55,13 +55,13 @@ def _numbers(report: Report) -> Iterator[str]:
     yield f"  as one graph {time(whole.projected):>9}   projected, {whole.gain:.2f} times faster"
     if whole.graphed is not None and whole.measured_gain is not None:
         off = whole.prediction_error or 0.0
-        measured = f"measured, {whole.measured_gain:.2f} times faster; the projection was {off:+.0%} off"
+        measured = f"measured, {whole.measured_gain:.2f} times faster; the projection was {off:+.1%} off"
         yield f"               {time(whole.graphed):>9}   {measured}"
 
 
 def _strip(report: Report, drawing: Drawing) -> Iterator[str]:
     """Device activity over the step, one column for each slice of it, and below it the same work as one graph."""
-    busy = union((start, start + duration) for _, start, duration, _, _ in drawing.ops)
+    busy = union([(0.0, drawing.behind), *((start, start + length) for _, start, length, _, _ in drawing.ops)])
     slice_length = max(drawing.length, 1e-3) / _STRIP
     now = "".join(_block(_covered(busy, i * slice_length, (i + 1) * slice_length)) for i in range(_STRIP))
     as_graph = "█" * max(1, round(_STRIP / report.whole.gain))
