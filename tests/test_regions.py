@@ -610,6 +610,7 @@ def test_managers_entered_after_the_capture_are_captured() -> None:
     (inner,) = region.body
     assert isinstance(inner, ir.With) and len(inner.items) == 1
     assert [stmt.at[0] for stmt in inner.body] == [4]
+    assert region.captured == "torch.cuda.stream, model"
 
 
 @pytest.mark.parametrize(
@@ -832,3 +833,30 @@ def test_order_is_stable() -> None:
     once = find(summary.read("b.py", "b", text))
     again = find(summary.read("b.py", "b", text))
     assert once == again and [one.row for one in once] == sorted(one.row for one in once)
+
+
+def test_long_elif_chains_and_files_end() -> None:
+    branches = "\n".join(f"    elif x == {number}:\n        y = {number}" for number in range(150))
+    head = "import torch\ndef run(x):\n    if x < 0:\n        y = 0\n"
+    text = f"{head}{branches}\n    with torch.cuda.graph(g):\n        f(y)\n"
+    assert [one.row for one in find(summary.read("a.py", "a", text))] == [305]
+
+
+def test_mutual_recursion_of_helpers_ends() -> None:
+    _check(
+        """
+        import torch
+        class A:
+            def __init__(self, fn):
+                self.fn = fn
+            def one(self):
+                self.two()
+            def two(self):
+                self.one()
+                self.fn()
+            def capture(self):
+                with torch.cuda.graph(g):  # region: graph
+                    self.one()
+        a = A(train)  # region: wrapper
+        """
+    )

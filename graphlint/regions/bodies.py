@@ -9,24 +9,28 @@ import msgspec
 from graphlint import ir
 from graphlint.regions.scopes import Block, Spot
 
+_LONG = 1000  # statements; no capture that people write is longer
+
 
 def until(start: Spot, end: Spot) -> Block | None:
     """The statements after `start` up to the one at `end`; None when `end` does not follow `start`."""
-    path = [spot.stmt for spot in end.around()]
+    path = {id(spot.stmt): spot.stmt for spot in end.around()}
     out: list[ir.Stmt] = []
     for spot in start.around():
         for stmt in spot.rest:
-            if any(stmt is one for one in path):
+            if len(out) > _LONG:
+                return None
+            if id(stmt) in path:
                 if stmt is not end.stmt:
                     out.append(_cut(stmt, path))
                 return tuple(out)
             out.append(stmt)
-        if spot.outer is not None and any(spot.outer.stmt is one for one in path):
+        if spot.outer is not None and id(spot.outer.stmt) in path:
             return tuple(out)  # begun in a `try` body, ended in its `finally`
     return None
 
 
-def _cut(stmt: ir.Stmt, path: list[ir.Stmt]) -> ir.Stmt:
+def _cut(stmt: ir.Stmt, path: dict[int, ir.Stmt]) -> ir.Stmt:
     """A compound statement without what comes at and after the end inside it."""
     if isinstance(stmt, ir.With):
         return msgspec.structs.replace(stmt, body=_before(stmt.body, path))
@@ -39,10 +43,10 @@ def _cut(stmt: ir.Stmt, path: list[ir.Stmt]) -> ir.Stmt:
     return stmt
 
 
-def _before(block: Block, path: list[ir.Stmt]) -> Block:
+def _before(block: Block, path: dict[int, ir.Stmt]) -> Block:
     for index, stmt in enumerate(block):
-        if any(stmt is one for one in path):
-            return block[:index] if stmt is path[0] else (*block[:index], _cut(stmt, path))
+        if id(stmt) in path:
+            return block[:index] if stmt is next(iter(path.values())) else (*block[:index], _cut(stmt, path))
     return block
 
 
@@ -53,6 +57,6 @@ def onwards(start: Spot, closes: Callable[[ir.Stmt], bool]) -> Block:
     while spot is not None:
         if spot is not start and closes(spot.stmt):
             break
-        out.extend(spot.rest)
+        out.extend(spot.rest[:_LONG])
         spot = spot.outer
     return tuple(out)

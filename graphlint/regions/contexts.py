@@ -113,7 +113,8 @@ class Contexts:
             if context is not None:
                 body = site.stmt.body
                 if index + 1 < len(items):
-                    body = (ir.With(site.stmt.at, items[index + 1 :], body),)
+                    start = items[index + 1].context.at
+                    body = (ir.With((start[0], start[1], *site.stmt.at[2:]), items[index + 1 :], body),)
                 return Opened(context, site.stmt.at[0], site.stmt.at[2], body)
         return None
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from graphlint import ir
+from graphlint.regions import apis
 from graphlint.regions.scopes import Scope
 
 
@@ -119,6 +120,8 @@ class Facts:
         self.terminals.add(terminal)
         self.size += 1
         self._alias.clear()
+        if terminal in apis.TERMINALS:
+            return  # its users are anchored anyway
         around = scope.parent
         if around is None or around.kind == "module":
             self.users.add(Use(terminal, tuple(module.split("."))))

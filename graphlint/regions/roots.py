@@ -29,6 +29,7 @@ class Roots:
         self.outline = outline
         self.names = names
         self._bodies: dict[int, tuple[Root, ...]] = {}
+        self._inside = 0  # bodies being looked at
 
     def of(self, expr: ir.Expr, where: Where, depth: int = 0) -> Iterator[Root]:
         """The parameters that a captured callable comes from."""
@@ -95,14 +96,15 @@ class Roots:
 
     def _body_roots(self, scope: Scope | None) -> tuple[Root, ...]:
         """The parameters outside `scope` that calls in its body come from; each body is looked at once."""
-        if scope is None:
+        if scope is None or self._inside > _DEPTH:
             return ()
         if id(scope) not in self._bodies:
             self._bodies[id(scope)] = ()  # while it is being looked at: recursion adds nothing
+            self._inside += 1
             calls = [self.of(site.call.func, Where(scope, site.spot), 1) for site in scope.calls]
-            self._bodies[id(scope)] = tuple(
-                {root: None for roots in calls for root in roots if root.scope is not scope}
-            )
+            roots = {root: None for found in calls for root in found if root.scope is not scope}
+            self._inside -= 1
+            self._bodies[id(scope)] = tuple(roots)
         return self._bodies[id(scope)]
 
 

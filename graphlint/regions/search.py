@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -37,6 +38,8 @@ class FileSearch:
         self.names = Names(self.outline)
         self.contexts = Contexts(self.outline, self.names, facts, follow)
         self.calls = Calls(self.outline, self.names, facts, follow)
+        self._ordered: dict[int, list[CallSite]] = {}
+        self._ends: dict[tuple[int, str], list[CallSite]] = {}
         self._aliases = self._held_by_names()
         self._declared = {id(scope) for scope in self.outline.scopes if self._is_declared(scope)}
         self.mentions = {terminal(site.call.func) for site in self.outline.calls}
@@ -178,13 +181,14 @@ class FileSearch:
         return Found(region, site.scope, site.spot, values)
 
     def _end_of(self, begin: CallSite, ending: str) -> CallSite | None:
-        after = [
-            site
-            for site in begin.scope.calls
-            if site.call.at[:2] > begin.call.at[:2] and apis.ends(terminal(site.call.func), ending)
-        ]
-        own = [site for site in after if _receiver(site.call) == _receiver(begin.call)]
-        return min(own or after, key=lambda site: site.call.at[:2], default=None)
+        key = (id(begin.scope), ending)
+        if key not in self._ends:
+            calls = self._calls_from(begin.scope, (0, 0, 0, 0))
+            self._ends[key] = [site for site in calls if apis.ends(terminal(site.call.func), ending)]
+        ends = self._ends[key]
+        after = ends[bisect.bisect_right(ends, _order(begin), key=_order) :]
+        own = (site for site in after if _receiver(site.call) == _receiver(begin.call))
+        return next(own, after[0] if after else None)
 
     def _captured(self, site: CallSite, capture: Capture) -> Found:
         call, values, end_row = site.call, capture.values, site.call.at[2]
@@ -269,14 +273,30 @@ class FileSearch:
         """The callees of the calls in the statements of a region, in the order of the text."""
         if not body:
             return
-        first, last = body[0].at[0], body[-1].at[2]
-        inside = [one for one in scope.calls if first <= one.call.at[0] and one.call.at[2] <= last]
-        inside.sort(key=lambda site: (site.call.at[0], site.call.at[1], -site.call.at[2], -site.call.at[3]))
-        for site in inside:
-            if terminal(site.call.func) not in _PLUMBING:
+        last = body[-1].at[2]
+        seen = 0
+        for site in self._calls_from(scope, body[0].at):
+            if site.call.at[0] > last or seen > _MANY:
+                return
+            if site.call.at[2] <= last and terminal(site.call.func) not in _PLUMBING:
+                seen += 1
                 yield Argument("", site.call.func, Where(site.scope, site.spot))
 
+    def _calls_from(self, scope: Scope, at: ir.Span) -> Iterator[CallSite]:
+        """The calls of a scope in the order of the text, outer before inner, from a position on."""
+        if id(scope) not in self._ordered:
+            self._ordered[id(scope)] = sorted(scope.calls, key=_order)
+        calls = self._ordered[id(scope)]
+        start = bisect.bisect_left(calls, (at[0], at[1], -1 << 40, 0), key=_order)
+        return (calls[index] for index in range(start, len(calls)))
 
+
+def _order(site: CallSite) -> tuple[int, int, int, int]:
+    at = site.call.at
+    return (at[0], at[1], -at[2], -at[3])
+
+
+_MANY = 400  # calls of one region that are looked at to say what it captures
 _PLUMBING = frozenset(
     {"range", "len", "print", "super", "enumerate", "zip", "isinstance", "getattr", "tuple", "list", "dict"}
 )
