@@ -146,3 +146,11 @@ def test_marks_name_the_modules_by_their_path() -> None:
     with torch.profiler.profile() as after:
         net(torch.randn(2, 4))
     assert not any(e.name.startswith("graphlint") for e in after.events())  # the hooks are gone
+
+
+def test_a_machine_that_is_not_quiet_is_told(captured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([1000.0, 1300.0])
+    monkeypatch.setattr(record, "wall_time", lambda _: next(readings))
+    report = profile(Task().step, torch.randn(4, 8), measure=False)
+    assert report.whole.wall == 1150
+    assert any("1.00 ms in one loop and 1.30 ms in another" in note for note in report.notes)

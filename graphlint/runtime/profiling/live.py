@@ -39,6 +39,7 @@ def run(
             Clock(recording.wall, recording.enqueue),
             input_shapes=recording.input_shapes,
         )
+        report = replace(report, notes=(*report.notes, *filter(None, [recording.unsteady])))
         if measure is True or (measure == "auto" and not report.advice.blocked):
             report = _measured(report, step, world)
         return report

@@ -26,6 +26,7 @@ Batch = tuple[Any, ...]
 Batches = Sequence[Batch] | Callable[[int], Batch] | None
 
 _SECONDS = 0.3  # how long a timed loop may run
+_STEADY = 1.1  # two readings of the eager step that lie further apart are told
 _MOST = 50  # steps of a timed loop at most
 
 
@@ -42,10 +43,26 @@ class Recording:
     """What was measured of one step."""
 
     timeline: Timeline
-    wall: float  # microseconds per step, host and device running freely, no profiler
+    walls: tuple[float, float]  # microseconds per step, host and device running freely, before and after the recording
     enqueue: float  # microseconds from the call to its return on an idle device, no profiler
     costs: ReplayCosts
     input_shapes: tuple[tuple[str, ...], ...]  # of each recorded step's batch, one text for each tensor
+
+    @property
+    def wall(self) -> float:
+        """Microseconds per step."""
+        return statistics.mean(self.walls)
+
+    @property
+    def unsteady(self) -> str:
+        """What to know when the two readings lie apart; empty when they do not."""
+        low, high = sorted(self.walls)
+        if high < _STEADY * low:
+            return ""
+        return (
+            f"the eager step took {low / 1e3:.2f} ms in one loop and {high / 1e3:.2f} ms in another: the machine is not "
+            "quiet, and no gain is known better than that"
+        )
 
 
 class Step:
@@ -97,10 +114,12 @@ def record(step: Step, world: World, steps: int, warmup: int, trace: Path | None
         torch.cuda.synchronize()
     except Exception as error:
         raise StepFailed(f"the step raises {type(error).__name__}: {_first_line(error)}") from error
-    wall, enqueue = wall_time(step), enqueue_time(step)
+    before, enqueue = wall_time(step), enqueue_time(step)
     timeline = trace_steps(step, world, steps, trace)
     shapes = tuple(_shapes(step.batch(i)) for i in range(steps))
-    return Recording(timeline, wall, enqueue, calibrate(), shapes)
+    costs = calibrate()
+    walls = (before, wall_time(step))
+    return Recording(timeline, walls, enqueue, costs, shapes)
 
 
 def wall_time(run: Callable[[int], Any]) -> float:
