@@ -13,29 +13,42 @@ from typing import Any
 
 from graphlint.runtime.dryrun import sites
 
+Place = tuple[str, int]
+
 _LIMIT = 200_000
 _TOOL = 4  # a tool id that debuggers, coverage and profilers leave free
 
 
 @contextlib.contextmanager
-def recorded(lines: list[tuple[str, int]]) -> Iterator[None]:
-    """Appends `(file, row)` for every line of the user's code that runs inside, in order, up to 200,000 lines."""
+def recorded(lines: list[Place], about_to_run: Callable[[Place], None] | None = None) -> Iterator[None]:
+    """Appends `(file, row)` for every line of the user's code that runs inside, in order, up to 200,000 lines.
+
+    `about_to_run` is called with each line before it runs and before it is appended.
+    """
+
+    def note(filename: str, row: int) -> None:
+        place = (sites.relative(filename), row)
+        if about_to_run is not None:
+            about_to_run(place)
+        if len(lines) < _LIMIT:
+            lines.append(place)
+
     if sys.version_info >= (3, 12) and sys.monitoring.get_tool(_TOOL) is None:
-        with _monitored(lines):
+        with _monitored(note):
             yield
     else:
-        with _traced(lines):
+        with _traced(note):
             yield
 
 
 @contextlib.contextmanager
-def _monitored(lines: list[tuple[str, int]]) -> Iterator[None]:
+def _monitored(note: Callable[[str, int], None]) -> Iterator[None]:
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
 
     def on_line(code: CodeType, row: int) -> Any:
-        if sites.is_library(code.co_filename) or len(lines) >= _LIMIT:
+        if sites.is_installed(code.co_filename):
             return monitoring.DISABLE
-        lines.append((sites.relative(code.co_filename), row))
+        note(code.co_filename, row)
         return None
 
     monitoring.use_tool_id(_TOOL, "graphlint")
@@ -50,14 +63,14 @@ def _monitored(lines: list[tuple[str, int]]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _traced(lines: list[tuple[str, int]]) -> Iterator[None]:
+def _traced(note: Callable[[str, int], None]) -> Iterator[None]:
     def on_line(frame: FrameType, event: str, arg: object) -> Callable[..., Any]:
-        if event == "line" and len(lines) < _LIMIT:
-            lines.append((sites.relative(frame.f_code.co_filename), frame.f_lineno))
+        if event == "line":
+            note(frame.f_code.co_filename, frame.f_lineno)
         return on_line
 
     def on_call(frame: FrameType, event: str, arg: object) -> Callable[..., Any] | None:
-        return None if sites.is_library(frame.f_code.co_filename) else on_line
+        return None if sites.is_installed(frame.f_code.co_filename) else on_line
 
     before = sys.gettrace()
     sys.settrace(on_call)
@@ -68,7 +81,12 @@ def _traced(lines: list[tuple[str, int]]) -> Iterator[None]:
 
 
 def parting(first: list[tuple[str, int]], second: list[tuple[str, int]]) -> tuple[str, int] | None:
-    """The last line that two runs had in common before they went different ways, or None where they did not."""
+    """The last line that two runs had in common before they went different ways, or None where they did not.
+
+    The first run may begin with lines of its own (the head of the `with` that opened the region).
+    """
+    if second and second[0] in first[:12]:
+        first = first[first.index(second[0]) :]
     for index, (one, other) in enumerate(zip(first, second, strict=False)):
         if one != other:
             return first[index - 1] if index else one

@@ -73,6 +73,8 @@ class OpMode(TorchDispatchMode):
         self._place(func, args, kwargs, result)
         if session.recording:
             self._record(func, before, args, kwargs, result)
+        elif session.observer is not None and session.region is None and not session.quiet:
+            session.observer.operator(func, args, kwargs, result)
         return result
 
     def _place(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -100,9 +102,13 @@ class OpMode(TorchDispatchMode):
         region.tape.record(op.index, func, args, kwargs, result, region.born, session.roles.identity)
         given = {operand.storage for operand in operands}
         for storage in outputs:
-            if storage not in given:
+            if storage not in given or op.name == "aten::lift_fresh":
                 region.born.setdefault(storage, op.index)
         session.add(op)
+        if region.kind == "shadow" and isinstance(result, torch.Tensor):
+            region.last = result.detach()
+        if session.observer is not None:
+            session.observer.made(region, result)
         generator = kwargs.get("generator")
         if generator is not None and op.on_device and id(generator) not in region.generators:
             session.event("custom-generator", op.call or op.name, site=op.site)

@@ -130,7 +130,7 @@ def _capturing(session: Session, function: Callable[[], bool]) -> Callable[[], b
         """True while the dry run's region is open, and where torch says so."""
         if session.region is not None:
             session.event("asks-capturing", "torch.cuda.is_current_stream_capturing")
-            return True
+            return session.answers_capturing
         return function()
 
     return is_current_stream_capturing
@@ -226,7 +226,7 @@ def _set_stream(session: Session, stream: Any) -> None:
 
 def _synchronize(session: Session, device: object = None) -> None:
     session.event("stream-sync", "torch.cuda.synchronize")
-    session.streams.synchronize()
+    session.host_waits()
 
 
 def _generator(session: Session) -> type:

@@ -5,133 +5,314 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import gc
+import os
 import sys
 import weakref
+from collections.abc import Iterator
 from typing import Any
+
+import msgspec
+import torch
 
 from graphlint.findings import Finding, Related
 from graphlint.runtime import differential
 from graphlint.runtime.dryrun import body as region_body
-from graphlint.runtime.dryrun import hoststate, lines, sites, staleness
+from graphlint.runtime.dryrun import hoststate, lines, memory, staleness
 from graphlint.runtime.dryrun.judge import Judge
+from graphlint.runtime.dryrun.modes import tensors
 from graphlint.runtime.dryrun.records import Site, Trace
 from graphlint.runtime.dryrun.session import Region, Session
 from graphlint.runtime.dryrun.tape import Freed
-from graphlint.runtime.dryrun.undo import Undo
+from graphlint.runtime.dryrun.undo import Undo, gradients, modes_of_now
 
 _COMPARED_REPLAYS = 12
 _MANY_CAPTURES = 4
 _MANY_GRAPHS = 9
 
 
-class Watch:
-    """Follows the graphs of one program: the session calls it when a region opens and closes and before a graph replays."""
+class _Graph:
+    """What the watch knows of one captured region."""
+
+    def __init__(self, region: Region, body: region_body.Body | None, start: int) -> None:
+        self.region, self.body, self.start = region, body, start
+        self.modes = modes_of_now()
+        self.gradients: dict[int, Any] = {}
+        self.labels: differential.Labels = {}
+        self.watch: memory.Watch | None = None
+        self.outputs: list[Any] = []
+        self.holders: dict[int, set[tuple[int, str]]] = {}
+        self.replays = 0
+
+
+class Program:
+    """Follows one program: the session calls it when a region opens and closes, before a graph replays, and with every operator outside."""
 
     def __init__(self, session: Session, judge: Judge) -> None:
         self._session, self._judge = session, judge
-        self._bodies: dict[int, region_body.Body] = {}
-        self._labels: dict[int, differential.Labels] = {}
-        self._lines: dict[int, Any] = {}
+        self._graphs: dict[int, _Graph] = {}
         self._captures: dict[tuple[str, int], list[Any]] = {}
+        self._origins: dict[int, Site] = {}
+        self._races = memory.Races(session)
+        self._lines: list[tuple[str, int]] = []
+        self._busy = False
         self.found: list[Finding] = []
         session.observer = self
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """The program runs inside; `os._exit` ends it like `sys.exit`, so that its report is not lost."""
+        leave = os._exit
+        os._exit = sys.exit  # type: ignore[assignment]
+        try:
+            with lines.recorded(self._lines, self._line):
+                yield
+        finally:
+            os._exit = leave
+
+    def _line(self, place: tuple[str, int]) -> None:
+        """Before a line runs: whatever changed since was changed by the line before."""
+        if self._busy or not self._graphs or self._session.region is not None or not self._lines:
+            return
+        self._busy = True
+        try:
+            with torch._C.DisableTorchFunction():
+                for graph in self._graphs.values():
+                    if graph.watch is not None:
+                        graph.watch.look(self._lines[-1])
+        finally:
+            self._busy = False
 
     def opened(self, region: Region) -> None:
         """A capture begins: remember how to run its body again, and that nothing of it is executed on a device."""
         region.undo = Undo()
-        body = region_body.of(sys._getframe(2))
-        if body is not None:
-            self._bodies[id(region)] = body
-        tracing = lines.recorded(region.trace.lines)
-        tracing.__enter__()
-        self._lines[id(region)] = tracing
+        graph = _Graph(region, region_body.of(sys._getframe(2)), len(self._lines))
+        bound = graph.body.bind() if graph.body else None
+        if bound is not None:
+            graph.gradients = gradients(bound.roots)  # type: ignore[attr-defined]
+            graph.labels = hoststate.labels(bound.roots, self._session.roles.identity)  # type: ignore[attr-defined]
+        self._graphs[id(region)] = graph
 
     def closed(self, region: Region) -> None:
-        """The capture ends: judge it and name the memory it uses."""
-        tracing = self._lines.pop(id(region), None)
-        if tracing is not None:
-            tracing.__exit__(None, None, None)
+        """The capture ends: its writes are taken back, and its memory is followed from now on."""
+        graph = self._graphs[id(region)]
+        region.trace.lines = self._lines[graph.start :]
         if region.undo is not None:
-            region.undo.restore()
-        body = self._bodies.get(id(region))
-        bound = body.bind() if body else None
+            with self._session.silence():
+                region.undo.restore()
+            region.undo = None
+        bound = graph.body.bind() if graph.body else None
         if bound is not None:
-            self._labels[id(region)] = hoststate.labels(bound.roots, self._session.roles.identity)  # type: ignore[attr-defined]
+            roots = bound.roots  # type: ignore[attr-defined]
+            graph.watch = memory.Watch(self._session, region, roots)
+            for storage, label in hoststate.labels(roots, self._session.roles.identity).items():
+                graph.labels.setdefault(storage, label)
         self._count(region)
 
     def _count(self, region: Region) -> None:
         """Captures at one line: again and again, or ever more of them alive."""
-        graph = region.owner() if region.owner else None
-        if graph is None:
+        owner = region.owner() if region.owner else None
+        if owner is None:
             return
         graphs = self._captures.setdefault(region.site.place, [])
-        graphs.append(weakref.ref(graph))
+        graphs.append(weakref.ref(owner))
         alive = [g for ref in graphs if (g := ref()) is not None]
         if len(alive) >= _MANY_GRAPHS and len({_shape(g.region) for g in alive if g.region}) == len(alive):
             self._add("unbounded-graphs", "torch.cuda.graph", f"has captured {len(alive)} graphs that are all alive, one for every shape", region.site)
         elif len(graphs) >= _MANY_CAPTURES and len(alive) * 2 <= len(graphs):
             self._add("capture-in-loop", "torch.cuda.graph", f"captures again and again: {len(graphs)} captures so far, {len(alive)} alive", region.site)
 
-    def replaying(self, graph: Any) -> None:
-        """Before a replay: runs the region eagerly, compares, and takes everything back."""
-        region: Region = graph.region
-        body = self._bodies.get(id(region))
-        if body is None or graph.replays > _COMPARED_REPLAYS or self._session.region is not None:
+    def operator(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An operator outside every region: does it touch a graph's memory too early, or unordered?"""
+        session, identity = self._session, self._session.roles.identity
+        given = [tensor for tensor in tensors((args, kwargs)) if session.roles.of(tensor) in ("device", "pinned")]
+        made = [tensor for tensor in tensors(result) if session.roles.of(tensor) == "device"]
+        if not given and not made:
             return
-        bound = body.bind()
+        reads, writes = {identity(t) for t in given}, _written(func, args, kwargs, identity)
+        writes |= {identity(t) for t in made} - reads
+        site = session.site()
+        for storage in writes - reads:
+            self._origins.setdefault(storage, site)
+        self._early(reads - writes, func, site)
+        if any(session.roles.of(t) == "device" for t in (*given, *made)):
+            session.streams.launch()
+            self._conflicts(self._races.touch(reads, writes, site, func._schema.name))
+            if func._schema.name in ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero"):
+                self._races.synchronized(session.streams.current)
+        else:
+            for launched in self._races.host_writes(writes):
+                words = "is written by the host while a replay may still copy from it"
+                self._keep(self._judge.finding("early-host-write", "pinned memory", words, site), Related(launched.filename, launched.row, "replayed here"))
+
+    def synchronized(self, stream: int | None) -> None:
+        """The host has waited for a stream, or for all."""
+        self._races.synchronized(stream)
+
+    def _early(self, reads: set[int], func: Any, site: Site) -> None:
+        for graph in self._graphs.values():
+            if graph.replays == 0 and graph.watch is not None and reads & graph.watch.outputs and func._schema.name != "aten::detach":
+                if graph.region.kind != "graphed-callable" and not func.is_view:
+                    self._add("early-output-read", func._schema.name, "reads an output of the graph before any replay has filled it", site)
+
+    def _conflicts(self, found: list[tuple[str, Site, str, Site, str]]) -> None:
+        for _, before, was, now, what in found:
+            if was == "replay":
+                finding = self._judge.finding("unordered-replay", what, "uses memory of a replay on another stream without waiting for it", before)
+                self._keep(finding, Related(now.filename, now.row, "used here"))
+            elif what == "replay":
+                finding = self._judge.finding("late-refill", was, "fills memory that the replay reads, on a stream that the replay does not wait for", before)
+                self._keep(finding, Related(now.filename, now.row, "replayed here"))
+
+    def replaying(self, owner: Any) -> None:
+        """Before a replay: what was replaced, what is kept, and what eager would do now."""
+        graph = self._graphs.get(id(owner.region))
+        if graph is None or self._session.region is not None:
+            return
+        graph.replays += 1
+        site = self._session.site()
+        self._session.streams.launch()
+        if graph.watch is not None:
+            self._conflicts(self._races.touch(set(graph.watch.inputs), set(graph.watch.outputs) | _tape_writes(graph.region), site, "replay"))
+            with torch._C.DisableTorchFunction():
+                graph.watch.look(self._lines[-1] if self._lines else site.place)
+            self._replaced(graph, site)
+            self._kept(graph)
+        self._compare(graph, site)
+
+    def _replaced(self, graph: _Graph, site: Site) -> None:
+        assert graph.watch is not None
+        for change in graph.watch.changes.values():
+            rule = staleness.ADDRESS_RULES.get(change.kind, "evicted-cache" if change.gone and change.kind == "entry" else "rebound-input")
+            words = "leads to other memory than at capture; the graph keeps the old address"
+            finding = self._judge.finding(rule, change.path, words, staleness.line_site(change.place))
+            self._keep(finding, Related(site.filename, site.row, "replayed here"))
+        for storage in graph.watch.dead:
+            self._lost(graph, storage)
+
+    def _lost(self, graph: _Graph, storage: int) -> None:
+        """Memory that no name led to was let go: the value of a cached function, or a local of the code that captured."""
+        origin = self._origins.get(storage)
+        op = next((op for op in graph.region.trace.ops if any(x.storage == storage for x in op.operands)), None)
+        if op is None:
+            return
+        if origin is not None and staleness.cached_function(origin):
+            self._add("evicted-cache", origin.function, "was the only owner of memory that the graph reads, and has dropped it", origin)
+        else:
+            inside = graph.body
+            step = next(((f, r, n) for f, r, n in op.site.trace if inside and inside.row <= r <= inside.end_row), None)
+            site = staleness.line_site((step[0], step[1])) if step else op.site
+            self._add("dead-input", op.call or op.name, "reads memory that nobody owns any more after the capture", site)
+
+    def _kept(self, graph: _Graph) -> None:
+        """Names that came to hold an output since the last replay: this replay overwrites what they hold."""
+        for index, ref in enumerate(graph.outputs):
+            tensor = ref()
+            if tensor is None:
+                continue
+            now = memory.holders(tensor)
+            fresh = now - graph.holders.setdefault(index, now if graph.replays == 1 else set())
+            if graph.replays > 1 and fresh:
+                name = min(key for _, key in fresh)
+                place = staleness.last_assigned(self._lines, name)
+                if place is not None:
+                    words = "keeps an output of the graph, which the next replay overwrites"
+                    self._keep(self._judge.finding("kept-output", name if not name.startswith("[") else "a list", words, staleness.line_site(place)))
+
+    def _compare(self, graph: _Graph, site: Site) -> None:
+        if graph.body is None or graph.replays > _COMPARED_REPLAYS:
+            return
+        bound = graph.body.bind()
         if bound is None:
             return
         roots = bound.roots  # type: ignore[attr-defined]
-        now = hoststate.labels(roots, self._session.roles.identity)
-        later, effects = self._eager(bound, roots, region)
+        with self._session.unwatched():
+            self._asks_capturing(graph, bound, roots)
+        later, effects = self._eager(bound, roots, graph)
         if later is None:
             return
-        differences = differential.compare(region.trace, later, self._labels.get(id(region)), now)
-        site = self._session.site()
-        for finding in staleness.findings(self._judge, region.trace, differences, effects if graph.replays >= 1 else []):
+        named = {change.path for change in graph.watch.changes.values()} if graph.watch else set()
+        now = hoststate.labels(roots, self._session.roles.identity)
+        differences = [d for d in differential.compare(graph.region.trace, later, graph.labels, now) if not (named and d.kind == "address")]
+        if named and any(d.kind == "branch" for d in differences):
+            differences = [d for d in differences if d.kind != "branch"]
+        for finding in staleness.findings(self._judge, graph.region.trace, differences, effects):
             self._keep(finding, Related(site.filename, site.row, "replayed here"))
 
-    def _eager(self, bound: Any, roots: dict[str, Any], region: Region) -> tuple[Trace | None, list[hoststate.Effect]]:
-        """One eager run of the region that leaves nothing behind."""
-        session = self._session
-        state, streams = hoststate.HostState(roots), copy.deepcopy(session.streams.clocks)
-        current = session.streams.current
+    def _asks_capturing(self, graph: _Graph, bound: Any, roots: dict[str, Any]) -> None:
+        """A region that asks whether it is being captured must compute the same either way."""
+        asked = next((event for event in graph.region.trace.events if event.kind == "asks-capturing"), None)
+        if asked is None or graph.replays > 1:
+            return
+        results = []
+        for answer in (True, False):
+            self._session.answers_capturing = answer
+            try:
+                self._eager(bound, roots, graph)
+            finally:
+                self._session.answers_capturing = True
+            results.append(self._session.last)
+        if not all(isinstance(x, torch.Tensor) for x in results) or results[0].shape != results[1].shape:
+            return
+        if not torch.allclose(results[0].double(), results[1].double(), equal_nan=True):
+            words = "chooses other arithmetic in a capture than outside of one, and its result differs"
+            self._add("frozen-flag", asked.call, words, asked.site)
+
+    def _eager(self, bound: Any, roots: dict[str, Any], graph: _Graph) -> tuple[Trace | None, list[hoststate.Effect]]:
+        """One eager run of the region, as it would begin now, that leaves nothing behind."""
+        session, region = self._session, graph.region
+        state, clocks, current = hoststate.HostState(roots), copy.deepcopy(session.streams.clocks), session.streams.current
         shadow = Region("shadow", region.site, region.error_mode)
         shadow.generators, shadow.undo = region.generators, Undo()
+        before = gradients(roots)
+        for parameter, gradient in before.values():
+            if gradient is not None and session.roles.identity(gradient) in region.born and graph.gradients.get(id(parameter), (0, 0))[1] is None:
+                parameter.grad = None  # the captured run found none, and the graph makes its own
+        start = len(self._lines)
         session.region = shadow
         session.streams.current = session.streams.new()
         session.streams.begin(region.error_mode)
         failed = False
         try:
-            with lines.recorded(shadow.trace.lines):
-                bound()
+            with graph.modes():
+                result = bound()
+            session.last = next(tensors(result), None)
+            session.last = session.last.detach().clone() if session.last is not None else shadow.last
         except Exception:
             failed = True
         finally:
             session.region = None
             session.streams.finish()
-            session.streams.clocks, session.streams.current = streams, current
+            session.streams.clocks, session.streams.current = clocks, current
+            shadow.trace.lines = self._lines[start:]
+            del self._lines[start:]
             effects = state.effects()
             state.restore()
-            shadow.undo.restore()
+            with session.silence():
+                shadow.undo.restore()
+            for parameter, gradient in before.values():
+                parameter.grad = gradient
         return (None if failed else shadow.trace), effects
 
-    def freed(self, graph: Any, error: Freed) -> None:
-        """The graph reads memory that nobody owns any more."""
-        op = graph.region.trace.ops[error.index]
-        names = self._labels.get(id(graph.region), {})
-        kind, path = next((names[x.storage] for x in op.operands if x.born < 0 and x.storage in names), ("", ""))
-        rule = {"parameter": "replaced-parameter", "buffer": "replaced-buffer"}.get(kind, "dead-input")
-        self._add(rule, path or op.call or op.name, "reads memory whose owner let it go after the capture", op.site)
+    def freed(self, owner: Any, error: Freed) -> None:
+        """The graph reads memory that nobody owns any more; where the names have not told it already, say so."""
+        graph = self._graphs.get(id(owner.region))
+        if graph is not None and graph.watch is not None and (graph.watch.changes or graph.watch.dead):
+            return
+        op = owner.region.trace.ops[error.index]
+        self._add("dead-input", op.call or op.name, "reads memory whose owner let it go after the capture", op.site)
+
+    def made(self, region: Region, result: Any) -> None:
+        """Outputs of operators in a region, to see later who keeps them."""
+        graph = self._graphs.get(id(region))
+        if graph is not None:
+            graph.outputs.extend(weakref.ref(tensor) for tensor in tensors(result))
 
     def _add(self, rule: str, call: str, why: str, site: Site) -> None:
         self._keep(self._judge.finding(rule, call, why, site))
 
     def _keep(self, finding: Finding, *notes: Related) -> None:
-        import msgspec
-
         key = (finding.code, finding.at.filename, finding.at.row)
         if key not in {(f.code, f.at.filename, f.at.row) for f in self.found}:
             self.found.append(msgspec.structs.replace(finding, related=(*finding.related, *notes)))
@@ -139,15 +320,27 @@ class Watch:
     def verdicts(self) -> list[Finding]:
         """All findings of the program: of its regions, of its replays."""
         found = [finding for region in self._session.regions for finding in self._judge.judge(region.trace)]
-        gc.collect(0)
-        keys = {(f.code, f.at.filename, f.at.row) for f in found}
-        return found + [f for f in self.found if (f.code, f.at.filename, f.at.row) not in keys]
+        found += self._judge.judge(self._session.setup)
+        crashes = {(f.at.filename, f.at.row) for f in found}
+        result: dict[tuple[str, str, int], Finding] = {}
+        for finding in [*found, *(f for f in self.found if (f.at.filename, f.at.row) not in crashes)]:
+            result.setdefault((finding.code, finding.at.filename, finding.at.row), finding)
+        return list(result.values())
 
 
 def _shape(region: Region) -> tuple[Any, ...]:
     return tuple(operand.shape for op in region.trace.ops[:4] for operand in op.operands)
 
 
-def script_site(path: str) -> Site:
-    """A site for a whole script."""
-    return Site(sites.relative(path), 1)
+def _written(func: Any, args: Any, kwargs: Any, identity: Any) -> set[int]:
+    """The memory that an operator writes in place."""
+    found = set()
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found |= {identity(t) for t in tensors((kwargs.get(argument.name, args[index] if index < len(args) else None),))}
+    return found
+
+
+def _tape_writes(region: Region) -> set[int]:
+    """Outside memory that the region writes."""
+    return {storage for op in region.trace.ops if op.name.endswith("_") for storage in op.outputs}

@@ -5,7 +5,7 @@ Memory is named by its storage; a weak reference to the storage keeps its addres
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -23,6 +23,9 @@ class Roles(Protocol):
 
     def identity(self, tensor: torch.Tensor) -> int:
         """A number that names the tensor's memory as long as this object lives."""
+
+    def living(self, numbers: set[int]) -> list[tuple[int, Any]]:
+        """Weak references to the memory behind those numbers."""
 
 
 class _Identities:
@@ -45,6 +48,9 @@ class _Identities:
             self._next += 1
             found = self._kept[key] = (StorageWeakRef(storage), self._next)
         return found[1]
+
+    def living(self, numbers: set[int]) -> list[tuple[int, Any]]:
+        return [(number, ref) for ref, number in self._kept.values() if number in numbers]
 
 
 class DeviceRoles(_Identities):

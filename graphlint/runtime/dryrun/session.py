@@ -32,6 +32,7 @@ class Region:
         self.generators: set[int] = set()
         self.undo: Undo | None = None
         self.owner: Any = None
+        self.last: Any = None
 
 
 class Call:
@@ -60,6 +61,8 @@ class Session:
         self.thread = threading.get_ident()
         self.quiet = 0
         self.observer: Any = None
+        self.answers_capturing = True
+        self.last: Any = None
 
     def role(self, tensor: torch.Tensor) -> Role:
         """The role of a tensor; unknown memory is taken for the device's where the session was told so."""
@@ -68,6 +71,10 @@ class Session:
             self.roles.mark(tensor, "device")
             return "device"
         return found
+
+    def living(self, numbers: set[int]) -> list[tuple[int, Any]]:
+        """Weak references to the memory behind those numbers."""
+        return self.roles.living(numbers)
 
     @property
     def recording(self) -> bool:
@@ -101,12 +108,24 @@ class Session:
     def copied(self, direction: str, tensor: torch.Tensor, pinned: bool, non_blocking: bool, call: str) -> None:
         """Writes a transfer down, and as an event too where it can't be captured."""
         if not self.recording:
+            if direction == "device-to-host" and not non_blocking:
+                self.host_waits(self.streams.current)
             return
         site = self.site()
         shape, dtype = tuple(tensor.shape), str(tensor.dtype)
         self.trace.copies.append(Copy(direction, pinned, non_blocking, shape, dtype, site))
         if not (pinned and non_blocking):
             self.event("h2d" if direction == "host-to-device" else "d2h", call, "pinned" if pinned else "pageable", site)
+
+    def host_waits(self, stream: int | None = None) -> None:
+        """The host waits for a stream, or for the whole device; work launched later comes after."""
+        if self.observer is not None:
+            self.observer.synchronized(stream)
+        seen = self.streams.clocks
+        for clock in seen.values():
+            for other in seen if stream is None else (stream,):
+                for number, count in seen[other].items():
+                    clock[number] = max(clock.get(number, 0), count)
 
     def forward_site(self) -> Site | None:
         """In backward: the line of the forward call that this node belongs to (anomaly mode keeps it)."""
@@ -130,6 +149,15 @@ class Session:
             yield
         finally:
             self.quiet -= 1
+
+    @contextlib.contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """The observer hears nothing inside."""
+        observer, self.observer = self.observer, None
+        try:
+            yield
+        finally:
+            self.observer = observer
 
     def open(self, region: Region) -> None:
         """Begins a region; one that is open already is a nested capture."""

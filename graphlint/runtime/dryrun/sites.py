@@ -48,6 +48,12 @@ def is_library(filename: str) -> bool:
 
 
 @functools.cache
+def is_installed(filename: str) -> bool:
+    """Whether the file belongs to an installed package rather than to the project at hand."""
+    return is_library(filename) or "site-packages" in filename or "dist-packages" in filename
+
+
+@functools.cache
 def relative(filename: str) -> str:
     """The file as the user would write it: relative to the current folder where it lies below it."""
     path = os.path.abspath(filename)
@@ -71,7 +77,7 @@ def here(frame: FrameType | None = None, stop: CodeType | None = None) -> Site:
         filename = current.f_code.co_filename
         if not is_library(filename):
             users.append(current)
-        elif not users and not filename.endswith(("eval_frame.py", "overrides.py")) and not filename.startswith(_own_folder()):
+        elif not users and not filename.endswith(("eval_frame.py", "overrides.py", "_compile.py")) and not filename.startswith(_own_folder()):
             inside.append(f"{_torch_name(filename)}:{current.f_code.co_name}")
         current = current.f_back
         if len(users) >= _MAX_TRACE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import linecache
 from collections.abc import Iterable
 
 from graphlint.findings import Finding, Related
@@ -12,7 +13,7 @@ from graphlint.runtime.dryrun.hoststate import Effect
 from graphlint.runtime.dryrun.judge import Judge
 from graphlint.runtime.dryrun.records import Site, Trace
 
-_ADDRESS_RULES = {
+ADDRESS_RULES = {
     "parameter": "replaced-parameter",
     "buffer": "replaced-buffer",
     "gradient": "replaced-gradient",
@@ -33,7 +34,7 @@ def _difference(judge: Judge, captured: Trace, difference: Difference, effects: 
     site, optimizer = difference.site, any("torch/optim/" in frame for frame in difference.site.inside)
     kind, change = difference.kind, f"{difference.before} at capture, {difference.after} now"
     if kind == "address":
-        rule = _ADDRESS_RULES.get(difference.label[0], "rebound-input")
+        rule = ADDRESS_RULES.get(difference.label[0], "rebound-input")
         path = difference.label[1] or "a tensor"
         return judge.finding(rule, path, f"is other memory now than at capture; the graph keeps reading the old one ({difference.op})", site, difference.forward)
     if kind in ("scalar", "shape", "host-tensor"):
@@ -44,7 +45,8 @@ def _difference(judge: Judge, captured: Trace, difference: Difference, effects: 
         what = f"{difference.op} {difference.detail}".strip()
         return judge.finding(rule, what, f"takes a host value that replay keeps: {change}", site, difference.forward)
     if kind == "state-born":
-        rule = "state-born-in-region" if optimizer else "region-cache"
+        rule = "state-born-in-region" if optimizer else ADDRESS_RULES.get(difference.label[0], "region-cache")
+        site = (not optimizer and _assigned(captured, difference.label[1].rsplit(".", 1)[-1])) or site
         return judge.finding(rule, difference.op, "reads what the captured region itself made; every replay makes it anew", site, difference.forward)
     return _branch(judge, difference, optimizer, effects)
 
@@ -85,9 +87,36 @@ def _branch(judge: Judge, difference: Difference, optimizer: bool, effects: list
     return judge.finding(rule, _text(site) or difference.op, words, site, difference.forward)
 
 
-def _text(site: Site) -> str:
-    import linecache
+def line_site(place: tuple[str, int]) -> Site:
+    """A site for a bare line."""
+    text = linecache.getline(*place)
+    return Site(place[0], place[1], column=len(text) - len(text.lstrip()) + 1, end_row=place[1], end_column=len(text.rstrip()) + 1)
 
+
+def last_assigned(lines: list[tuple[str, int]], name: str) -> tuple[str, int] | None:
+    """The last executed line that gave a value to a name, attribute or key, or that appended to a list (`[3]`)."""
+    for place in dict.fromkeys(reversed(lines)):
+        tree = sites.parsed(place[0])
+        for node in ast.walk(tree) if tree else ():
+            if getattr(node, "lineno", -1) != place[1]:
+                continue
+            if name.startswith("[") and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "extend", "insert"):
+                return place
+            if not name.startswith("[") and isinstance(node, (ast.Assign, ast.AnnAssign)) and _changes(node, name):
+                return place
+    return None
+
+
+def cached_function(site: Site) -> bool:
+    """Whether the line stands in a function whose results are cached by a decorator."""
+    tree = sites.parsed(site.filename)
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.FunctionDef) and node.name == site.function and node.lineno <= site.row <= (node.end_lineno or 0):
+            return any("cache" in ast.unparse(decorator) for decorator in node.decorator_list)
+    return False
+
+
+def _text(site: Site) -> str:
     return linecache.getline(site.filename, site.row).strip().rstrip(":")
 
 

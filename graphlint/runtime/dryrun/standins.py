@@ -95,7 +95,7 @@ class StreamStandIn:
     def synchronize(self) -> None:
         """The host waits for the stream."""
         self._session.event("stream-sync", "Stream.synchronize")
-        self._session.streams.synchronize()
+        self._session.host_waits(self._number)
 
     def query(self) -> bool:
         """Whether all work is done: always, here."""
@@ -138,6 +138,8 @@ class EventStandIn:
     def synchronize(self) -> None:
         """The host waits for the event."""
         self._session.event("stream-sync", "Event.synchronize")
+        if self._mark is not None:
+            self._session.host_waits(self._mark.stream)
 
     def query(self) -> bool:
         """Whether the work before the event is done: always, here."""
@@ -189,6 +191,8 @@ class GraphStandIn:
         self.replays += 1
         if session.observer is not None:
             session.observer.replaying(self)
+        else:
+            session.streams.launch()
         try:
             with session.silence():
                 region.tape.replay()
@@ -196,7 +200,6 @@ class GraphStandIn:
             if session.observer is None:
                 raise
             session.observer.freed(self, error)
-        session.streams.launch()
 
     def reset(self) -> None:
         """Forgets the region."""
@@ -232,7 +235,7 @@ class GraphContext:
     def __enter__(self) -> None:
         session = self.cuda_graph._session
         self._before = session.streams.current
-        session.streams.synchronize()  # torch synchronises before it begins
+        session.host_waits()  # torch synchronises before it begins
         session.streams.current = self.capture_stream._number if self.capture_stream is not None else session.streams.new()
         self.cuda_graph._begin("graph", self.capture_error_mode)
 

@@ -88,10 +88,3 @@ class Streams:
         if self.capture and mark.capture == self.capture:
             self.taking_part.add(stream)
         return "outside-event" if outside else ""
-
-    def synchronize(self) -> None:
-        """The host waits for everything: every stream has seen all work."""
-        for stream, clock in self.clocks.items():
-            for other, theirs in self.clocks.items():
-                clock[other] = max(clock.get(other, 0), theirs.get(other, 0))
-            clock.setdefault(stream, 0)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from graphlint.runtime.dryrun import hoststate
 
 
 class Undo:
@@ -45,3 +49,27 @@ class Undo:
         numpy: Any = sys.modules.get("numpy")
         if self._numpy is not None and numpy is not None:
             numpy.random.set_state(self._numpy)
+
+
+def gradients(roots: dict[str, Any]) -> dict[int, tuple[torch.Tensor, torch.Tensor | None]]:
+    """Every leaf that wants a gradient below the roots, with its gradient, by the leaf's id."""
+    found: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+    for _, value in hoststate.reachable(roots):
+        parts = value._parameters.values() if isinstance(value, torch.nn.Module) else [part for _, part in hoststate._parts("", value)]
+        for part in parts:
+            if isinstance(part, torch.Tensor) and part.requires_grad and part.is_leaf:
+                found[id(part)] = (part, part.grad)
+    return found
+
+
+def modes_of_now() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """A context that brings back the modes a region was captured under: gradients, inference, autocast."""
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    autocast, dtype, cache = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()
+
+    @contextlib.contextmanager
+    def again() -> Iterator[None]:
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=dtype, enabled=autocast, cache_enabled=cache):
+            yield
+
+    return again

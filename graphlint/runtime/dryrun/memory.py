@@ -1,0 +1,220 @@
+"""What a program does with a graph's memory between replays: who owns it, who replaces it, who reads it too early, which stream touched it last.
+
+A graph keeps bare addresses. Here every address is followed by name: the module, attribute or dictionary that leads to it. The watch is asked at every
+line of the user's, so a change is told at the line that made it.
+"""
+
+from __future__ import annotations
+
+import gc
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from graphlint.runtime.dryrun import hoststate
+from graphlint.runtime.dryrun.records import Site
+from graphlint.runtime.dryrun.session import Region, Session
+
+Place = tuple[str, int]
+
+
+class Change(msgspec.Struct, frozen=True):
+    """Memory that a graph reads was replaced or let go: which, under which name, after which line."""
+
+    kind: str
+    path: str
+    place: Place
+    gone: bool = False
+
+
+class _Watched:
+    """One name that led to memory of a region when it was captured."""
+
+    __slots__ = ("get", "kind", "path", "storage", "weak")
+
+    def __init__(self, kind: str, path: str, get: Callable[[], Any], tensor: torch.Tensor) -> None:
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        self.kind, self.path, self.get = kind, path, get
+        self.weak = StorageWeakRef(tensor.untyped_storage())
+        self.storage = tensor.untyped_storage()._cdata
+
+    def moved(self) -> bool:
+        """Whether the name leads elsewhere now."""
+        now = self.get()
+        return not isinstance(now, torch.Tensor) or now.untyped_storage()._cdata != self.storage
+
+
+class Watch:
+    """Follows the memory of one region from its capture on.
+
+    Named memory is followed by its name; memory that no name leads to (a local of a helper, the value of a cached function) by whether it still lives.
+    """
+
+    def __init__(self, session: Session, region: Region, roots: dict[str, Any]) -> None:
+        identity = session.roles.identity
+        reads = {operand.storage for op in region.trace.ops for operand in op.operands if operand.born < 0}
+        self.outputs = {storage for op in region.trace.ops for storage in op.outputs if storage in region.born}
+        lasting = ("parameter", "buffer", "gradient", "optimizer-state")
+        self._watched = []
+        named: set[int] = set()
+        for watched in _names(roots):
+            number = identity(watched.get())
+            if number in reads or (number in region.born and watched.kind in lasting):
+                self._watched.append(watched)
+                named.add(number)
+        self.inputs = reads
+        self._living = {number: ref for number, ref in session.living(reads - named)}
+        self.changes: dict[str, Change] = {}
+        self.dead: dict[int, Place] = {}
+
+    def look(self, place: Place) -> None:
+        """Asks every name where it leads; `place` is the line that has just run."""
+        for watched in self._watched:
+            if watched.path not in self.changes and watched.moved():
+                self.changes[watched.path] = Change(watched.kind, watched.path, place, watched.weak.expired())
+            elif watched.path in self.changes and not watched.moved():
+                del self.changes[watched.path]  # it was put back before any replay
+        for number, ref in list(self._living.items()):
+            if ref.expired():
+                self.dead[number] = place
+                del self._living[number]
+
+
+def _names(roots: dict[str, Any]) -> list[_Watched]:
+    """Every name below the roots that leads to a tensor, most telling name first; each memory once per owner."""
+    found: list[_Watched] = []
+    seen: set[int] = set()
+
+    def add(kind: str, path: str, get: Callable[[], Any]) -> None:
+        tensor = get()
+        if isinstance(tensor, torch.Tensor):
+            key = tensor.untyped_storage()._cdata
+            if key not in seen:
+                seen.add(key)
+                found.append(_Watched(kind, path, get, tensor))
+
+    objects = list(hoststate.reachable(roots))
+    for path, value in objects:
+        if isinstance(value, torch.nn.Module):
+            for name in value._parameters:
+                add("parameter", f"{path}.{name}", _weakly(value, "_parameters", name))
+            for name in value._buffers:
+                add("buffer", f"{path}.{name}", _weakly(value, "_buffers", name))
+    for path, value in objects:
+        if isinstance(value, torch.nn.Module):
+            for name, parameter in value._parameters.items():
+                if parameter is not None and parameter.grad is not None:
+                    add("gradient", f"{path}.{name}.grad", _gradient(parameter))
+        if isinstance(value, torch.optim.Optimizer):
+            _optimizer_names(path, value, add)
+    for path, value in objects:
+        _plain_names(path, value, add)
+    return found
+
+
+def _optimizer_names(path: str, optimizer: Any, add: Callable[[str, str, Callable[[], Any]], None]) -> None:
+    ref = weakref.ref(optimizer)
+    for group, settings in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(settings["params"]):
+            add("parameter", f"{path} parameter {index}", _at(ref, lambda o, g=group, i=index: o.param_groups[g]["params"][i]))
+            if parameter.grad is not None:
+                add("gradient", f"{path} parameter {index}.grad", _gradient(parameter))
+            for key in optimizer.state.get(parameter, {}):
+                weak = weakref.ref(parameter)
+                add("optimizer-state", f"{path}.state[{key!r}]", _at(ref, lambda o, w=weak, k=key: o.state.get(w(), {}).get(k)))
+        if isinstance(settings.get("lr"), torch.Tensor):
+            add("optimizer-state", f"{path}.param_groups[{group}]['lr']", _at(ref, lambda o, g=group: o.param_groups[g]["lr"]))
+
+
+def _plain_names(path: str, value: Any, add: Callable[[str, str, Callable[[], Any]], None]) -> None:
+    if isinstance(value, dict):
+        for key, part in list(value.items()):
+            if isinstance(part, torch.Tensor):
+                add("entry", f"{path}[{key!r}]", lambda v=value, k=key: v.get(k))
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            if isinstance(part, torch.Tensor):
+                add("entry", f"{path}[{index}]", lambda v=value, i=index: v[i] if i < len(v) else None)
+    elif isinstance(value, types.CellType):
+        if hoststate._filled(value) and isinstance(value.cell_contents, torch.Tensor):
+            add("attribute", path, lambda v=value: v.cell_contents if hoststate._filled(v) else None)
+    elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
+        for name, part in list(vars(value).items()):
+            if isinstance(part, torch.Tensor):
+                try:
+                    add("attribute", f"{path}.{name}", _at(weakref.ref(value), lambda o, n=name: getattr(o, n, None)))
+                except TypeError:
+                    add("attribute", f"{path}.{name}", lambda v=value, n=name: getattr(v, n, None))
+
+
+def _at(ref: Any, get: Callable[[Any], Any]) -> Callable[[], Any]:
+    def now() -> Any:
+        owner = ref()
+        return None if owner is None else get(owner)
+
+    return now
+
+
+def _weakly(module: torch.nn.Module, table: str, name: str) -> Callable[[], Any]:
+    return _at(weakref.ref(module), lambda m: getattr(m, table).get(name))
+
+
+def _gradient(parameter: torch.Tensor) -> Callable[[], Any]:
+    return _at(weakref.ref(parameter), lambda p: p.grad)
+
+
+def holders(tensor: torch.Tensor) -> set[tuple[int, str]]:
+    """Who keeps a tensor by name or in a list: `(id of the container, key)`; local names don't count."""
+    found: set[tuple[int, str]] = set()
+    for owner in gc.get_referrers(tensor):
+        if isinstance(owner, dict):
+            found |= {(id(owner), str(key)) for key, part in owner.items() if part is tensor and "__builtins__" not in owner}
+        elif isinstance(owner, list):
+            found |= {(id(owner), f"[{index}]") for index, part in enumerate(owner) if part is tensor}
+        elif not isinstance(owner, (types.FrameType, tuple, types.CellType)) and isinstance(getattr(owner, "__dict__", None), dict):
+            found |= {(id(vars(owner)), str(key)) for key, part in vars(owner).items() if part is tensor}
+    return found
+
+
+class Races:
+    """Who touched which memory last, on which stream, and whether the toucher of now has waited for it."""
+
+    def __init__(self, session: Session) -> None:
+        self._streams = session.streams
+        self._written: dict[int, tuple[int, int, Site, str]] = {}
+        self._read: dict[int, list[tuple[int, int, Site, str]]] = {}
+        self.host: dict[int, int] = {}
+
+    def synchronized(self, stream: int | None = None) -> None:
+        """The host has waited for a stream (or for all)."""
+        for number in self._streams.clocks if stream is None else (stream,):
+            for other, count in self._streams.clocks[number].items():
+                self.host[other] = max(self.host.get(other, 0), count)
+
+    def touch(self, reads: set[int], writes: set[int], site: Site, what: str) -> list[tuple[str, Site, str, Site, str]]:
+        """Work on the current stream; returns conflicts as (`read` or `write` before, its site, what it was, this site, what this is)."""
+        stream = self._streams.current
+        seen, now = self._streams.clocks[stream], self._streams.clocks[stream].get(stream, 0)
+        found = []
+        for storage in reads | writes:
+            last = self._written.get(storage)
+            if last and last[0] != stream and seen.get(last[0], 0) < last[1]:
+                found.append(("write", last[2], last[3], site, what))
+        for storage in writes:
+            for other in self._read.get(storage, ()):
+                if other[0] != stream and seen.get(other[0], 0) < other[1]:
+                    found.append(("read", other[2], other[3], site, what))
+            self._written[storage] = (stream, now, site, what)
+            self._read[storage] = []
+        for storage in reads - writes:
+            self._read.setdefault(storage, []).append((stream, now, site, what))
+        return found
+
+    def host_writes(self, storages: set[int]) -> list[Site]:
+        """The host writes pinned memory; returns the sites of device work that may still read it."""
+        return [r[2] for storage in storages for r in self._read.get(storage, ()) if self.host.get(r[0], 0) < r[1]]
