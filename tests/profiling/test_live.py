@@ -153,4 +153,4 @@ def test_a_machine_that_is_not_quiet_is_told(captured: list[str], monkeypatch: p
     monkeypatch.setattr(record, "wall_time", lambda _: next(readings))
     report = profile(Task().step, torch.randn(4, 8), measure=False)
     assert report.whole.wall == 1150
-    assert any("1.00 ms in one loop and 1.30 ms in another" in note for note in report.notes)
+    assert any("1.00 ms in one loop and 1.30 ms in another:" in note for note in report.notes)

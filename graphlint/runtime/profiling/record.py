@@ -60,8 +60,8 @@ class Recording:
         if high < _STEADY * low:
             return ""
         return (
-            f"the eager step took {low / 1e3:.2f} ms in one loop and {high / 1e3:.2f} ms in another: the machine is not "
-            "quiet, and no gain is known better than that"
+            f"the eager step took {low / 1e3:.2f} ms in one loop and {high / 1e3:.2f} ms in another: "
+            "the machine is not quiet, and no gain is known better than that"
         )
 
 
