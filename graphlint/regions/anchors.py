@@ -1,64 +1,60 @@
 """Which texts can hold a region at all, by plain substring tests: a large project is sifted in a tenth of a second.
 
-A text passes when it holds one of the literal spellings below. They stand in groups behind a gate, a short substring
-that every member of the group shares: most texts fail the three gates and are never looked at again. Names that a
-project gives to its own capturing helpers are not known beforehand; `calls` finds their users once they are.
+A text passes when it holds one of the literal spellings below. They stand behind gates, short substrings that they
+share: most texts fail the three outer gates and are never looked at again. Names that a project gives to its own
+capturing helpers are not known beforehand; `uses` finds their users once they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
-_GATES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (
+_MODULES = ("cuda", "npu", "xpu", "hpu", "musa", "mlu", "device_module", "accelerator")
+
+
+class Gate(NamedTuple):
+    """A short substring that all of `behind` share; they are looked for only where it is found."""
+
+    text: str
+    behind: tuple[Gate | str, ...]
+
+
+_SPELLINGS: tuple[Gate, ...] = (
+    Gate(
         "raph",
         (
-            "cuda.graph",
-            ".graph(",
-            "torch.cuda import",
+            Gate(".graph", (".graph(", *(f"{device}.graph" for device in _MODULES))),
+            Gate("cudagraph", ("triton.cudagraphs", '"cudagraphs"', "'cudagraphs'", "do_bench_cudagraph")),
+            Gate("udaGraphM", ("CudaGraphModule", "CudaGraphManager(")),
+            Gate('graph"', (', "graph"',)),
+            Gate("graph'", (", 'graph'",)),
+            Gate("_graph", ("wrap_in_hpu_graph", "capture_to_graph")),
             "graphed_callable",
-            "triton.cudagraphs",
-            '"cudagraphs"',
-            "'cudagraphs'",
-            "do_bench_cudagraph",
-            "wrap_in_hpu_graph",
-            "capture_to_graph",
-            "CudaGraphModule",
-            "CudaGraphManager(",
             "CUDAGraphWrapper(",
+            "torch.cuda import",
             "accelerator.Graph",
-            "npu.graph",
-            "xpu.graph",
-            "hpu.graph",
-            "musa.graph",
-            "mlu.graph",
-            "device_module.graph",
-            ', "graph"',
-            ", 'graph'",
         ),
     ),
-    (
+    Gate(
         "apture",
         ("capture_begin", "begin_capture", "StreamBeginCapture", "ScopedCapture", "capture_safe", "StaticCapture"),
     ),
-    ("compile", ("reduce-overhead", "max-autotune")),
+    Gate("compile", ("reduce-overhead", "max-autotune")),
 )
 
 
 def anchored(text: str, declared: Iterable[str] = ()) -> bool:
     """Whether `text` holds a spelling that captures, or mentions a name that the project declares as capturing."""
-    for gate, spellings in _GATES:
-        if gate in text and any(_holds(text, spelling) for spelling in spellings):
-            return True
-    return mentions(text, declared)
+    return any(_holds(text, gate) for gate in _SPELLINGS) or mentions(text, declared)
 
 
-def _holds(text: str, spelling: str) -> bool:
-    if spelling not in text:
-        return False
-    if spelling == "max-autotune":
-        return text.count(spelling) > text.count("max-autotune-no-cudagraphs")
-    return True
+def _holds(text: str, wanted: Gate | str) -> bool:
+    if isinstance(wanted, Gate):
+        return wanted.text in text and any(_holds(text, one) for one in wanted.behind)
+    if wanted == "max-autotune":
+        return text.count(wanted) > text.count("max-autotune-no-cudagraphs")
+    return wanted in text
 
 
 def mentions(text: str, names: Iterable[str]) -> bool:
