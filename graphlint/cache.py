@@ -58,7 +58,7 @@ class Store:
         """The bytes put under `digest` by this or an earlier run, or None."""
         found = self._new.get(digest)
         if found is None:
-            found = next((pack[digest] for pack in self._loaded().values() if digest in pack), None)
+            found = next((pack[digest] for pack in reversed(self._loaded().values()) if digest in pack), None)
         if found is not None:
             self.hits += 1
             self._used.add(digest)
@@ -94,7 +94,9 @@ class Store:
     def _loaded(self) -> dict[str, Pack]:
         if self._packs is None:
             self._packs = {}
-            for name in _listed(self.folder, "pack-"):
+            names = _listed(self.folder, "pack-")
+            # the newest last: what was put again is meant to replace what was put before
+            for name in sorted(names, key=lambda name: file_stat(os.path.join(self.folder or "", name))):
                 pack = _load(os.path.join(self.folder or "", name), Pack)
                 if pack is not None:
                     self._packs[name] = pack

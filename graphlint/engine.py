@@ -19,6 +19,7 @@ from graphlint.findings import Finding, LintResult, Place, Problem, RegionInfo, 
 from graphlint.flow import events as ev
 from graphlint.flow.machine import Machine
 from graphlint.link import Project
+from graphlint.memo import Memo, Recorder
 from graphlint.regions import Region
 
 _ENTRY = ("__main__", "g.replay()", ".replay(")  # texts of files that do something when they are run
@@ -108,6 +109,14 @@ def _entries(sources: Sources, found: Iterable[Region]) -> list[str]:
     return entries[:MAX_ENTRIES]
 
 
+class _CameTo(msgspec.Struct, frozen=True):
+    """What one walk came to: where it captured (file, row), what it could not resolve, what it found."""
+
+    captures: tuple[tuple[str, int], ...] = ()
+    unresolved: tuple[Problem, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
 class _Lint:
     """Runs walks and collects what their checks report."""
 
@@ -116,6 +125,7 @@ class _Lint:
         self.reader = reader
         self.settings = settings
         self.book = rulebook.load()
+        self.memo = Memo(sources, reader, settings)
         self.findings: dict[tuple[object, ...], Finding] = {}
         self.unresolved: dict[tuple[str, int], Problem] = {}
         self.walked: dict[tuple[str, int], bool] = {}  # region begun at -> resolved
@@ -141,24 +151,36 @@ class _Lint:
             self.reader.problems.setdefault(path, Problem(path, row, why))
 
     def _walk(self, path: str, function: str | None) -> None:
-        project = Project(self.reader)  # each walk has scopes of its own
-        text = self.reader.by_path(path)
+        """One walk, or what it came to when everything that it read was the same."""
+        piece = f"walk {function or ''}"
+        came_to = self.memo.recall(piece, path, _CameTo)
+        if came_to is None:
+            recorder = Recorder(self.reader)
+            came_to = self._walk_anew(path, function, recorder)
+            self.memo.keep(piece, path, recorder, came_to)
+        for file, row in came_to.captures:
+            self.walked[file, row] = self.walked.get((file, row), True) and not came_to.unresolved
+        for problem in came_to.unresolved:
+            self.unresolved.setdefault((problem.filename, problem.row), problem)
+        for finding in came_to.findings:
+            self._keep(finding)
+
+    def _walk_anew(self, path: str, function: str | None, reader: Recorder) -> _CameTo:
+        project = Project(reader)  # each walk has scopes of its own
+        text = reader.by_path(path)
         if text is None:
-            return
+            return _CameTo()
         module = project.add(text)
         machine = Machine(project, self.settings.target_torch, frozenset(self.settings.regions))
         if function is None:
             machine.walk_main(module)
         else:
             machine.walk_function(module, function)
-        for capture in machine.captures:
-            where = (capture.frame.module.path, capture.at[0])
-            self.walked[where] = self.walked.get(where, True) and not machine.unresolved
-        for (file, row), why in machine.unresolved.items():
-            self.unresolved.setdefault((file, row), Problem(file, row, why))
-        walk = Walk(machine)
-        for report in checks.run(walk):
-            self._keep(report, walk)
+        return _CameTo(
+            tuple((capture.frame.module.path, capture.at[0]) for capture in machine.captures),
+            tuple(Problem(file, row, why) for (file, row), why in machine.unresolved.items()),
+            tuple(self.finding(report) for report in checks.run(Walk(machine))),
+        )
 
     def covered(self, region: Region) -> bool:
         return any((region.path, row) in self.walked for row in range(region.row, region.end_row + 1))
@@ -169,8 +191,7 @@ class _Lint:
 
     # -- reports -> findings
 
-    def _keep(self, report: Report, walk: Walk) -> None:
-        finding = self.finding(report)
+    def _keep(self, finding: Finding) -> None:
         key = (finding.at, finding.code)
         known = self.findings.get(key)
         if known is None or len(finding.trace) < len(known.trace):
