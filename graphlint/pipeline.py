@@ -5,8 +5,10 @@ files -> summary (cached) -> link -> regions -> flow -> checks -> findings -> re
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -44,15 +46,31 @@ def run(sources: Sources, settings: Config, named: Sequence[str] = ()) -> LintRe
     """The work itself, without looking for an earlier result."""
     reading = progress.told(sources.linted, "reading", len(sources.linted))
     unreadable = [problem for source in reading if (problem := source.check())]
-    result = analyse(sources, settings)
+    with _no_collection():
+        result = analyse(sources, settings)
     problems = _merged(unreadable, result.problems, _syntax_problems(sources, named))
     result = msgspec.structs.replace(result, problems=problems, files=len(sources.linted))
     cache.summary_store(settings).flush()
     return tidy(result, sources, settings)
 
 
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's cycle collector looks at every live object again and again while millions of small ones are made.
+
+    On the 2,300 files of torch it took three quarters of the time (14 s of process time, 3.6 without) and freed nothing.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def tidy(result: LintResult, sources: Sources, settings: Config) -> LintResult:
-    """Raw findings -> what the user asked for: not suppressed, about linted files, selected, each once, sorted."""
+    """Raw findings -> what the user asked for: unsuppressed, about linted files, selected, each once, sorted."""
     result = _concerning(suppress.apply(result, sources, settings), sources)
     chosen = [finding for finding in result.findings if selection.wanted(finding, settings)]
     return msgspec.structs.replace(result, findings=tuple(_once(chosen)))
