@@ -251,11 +251,13 @@ class Admission:
 
     def _request(self, pool: Any) -> CaptureRequest:
         own = self.backend.generators(self.state.device)
-        extra = tuple(
-            g for g in self.state.generators if all(g is not o for o in own) and g.device == self.state.device
-        )
+        extra = tuple(g for g in self.state.generators if all(g is not o for o in own) and self._is_here(g.device))
         mode = self.options.capture_error_mode
         return CaptureRequest(self.state.device, self.stream, pool, mode, extra, True)
+
+    def _is_here(self, device: torch.device) -> bool:
+        """A generator made for `cuda` has no device index and means the current one."""
+        return device.type == self.state.device.type and device.index in (None, self.state.device.index)
 
     def _translated(self, failed: CaptureFailed) -> BaseException:
         if isinstance(failed.first, KeyboardInterrupt):

@@ -66,6 +66,8 @@ class AutogradCaptured:
     keep: list[Any]
     entry: str = "any"
     shadows: int = 0
+    user_key: Any = None
+    pool: Any = None
     turn: int = 0
     spent: bool = False
     hot: Callable[[Any, Any], Any] | None = None

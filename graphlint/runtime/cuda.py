@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -60,6 +61,10 @@ class CudaBackend:
             return "this torch was built without CUDA"
         if not torch.cuda.is_available():
             return "no CUDA device is visible"
+        if torch.cuda.get_allocator_backend() != "native":
+            return "the cudaMallocAsync allocator has no graph pools; unset `backend` in PYTORCH_CUDA_ALLOC_CONF"
+        if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+            return "PYTORCH_NO_CUDA_MEMORY_CACHING switches off the pools that graphs need"
         return ""
 
     def new_stream(self, device: torch.device) -> torch.cuda.Stream:
@@ -89,15 +94,14 @@ class CudaBackend:
             graph = torch.cuda.CUDAGraph()
             stream.wait_stream(previous)
             first: BaseException | None = None
+            second: BaseException | None = None
             out: Any = None
             torch.cuda.set_stream(stream)
             try:
-                with torch.inference_mode(False):  # the generator's state must not become an inference tensor
-                    for gen in request.generators:
-                        graph.register_generator_state(gen)
-                    graph.capture_begin(pool=request.pool, capture_error_mode=request.error_mode)
-                out, first = _run(body, request.armed and not _other_threads())
-                second = _end(graph)
+                first = second = _begin(graph, request)
+                if first is None:
+                    out, first = _run(body, request.armed and not _other_threads())
+                    second = _end(graph)
             finally:
                 torch.cuda.set_stream(previous)
             if first is None and second is None:
@@ -210,6 +214,18 @@ class CudaBackend:
             if event.device_type == torch.autograd.DeviceType.CUDA:
                 counts[event.name] = counts.get(event.name, 0) + 1
         return counts or None
+
+
+def _begin(graph: Any, request: CaptureRequest) -> BaseException | None:
+    """Opens the capture outside inference mode: the generator's state must not become an inference tensor."""
+    try:
+        with torch.inference_mode(False):
+            for gen in request.generators:
+                graph.register_generator_state(gen)
+            graph.capture_begin(pool=request.pool, capture_error_mode=request.error_mode)
+    except BaseException as error:
+        return error
+    return None
 
 
 def _run(body: Callable[[], Any], armed: bool) -> tuple[Any, BaseException | None]:

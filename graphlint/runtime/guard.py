@@ -93,7 +93,8 @@ class CaptureSafe:
         }
         self._state: State | None = None
         self._stream: Any = self._options.stream
-        self._pool: Any = self._options.pool
+        self._pool: Any = None
+        self._pool_users = 0
         self._shared: Shared | None = None
         self._handles: list[Any] = []
         self._lock = threading.RLock()
@@ -279,7 +280,7 @@ class CaptureSafe:
                     made.append((mine, self._capture(mine, admission, size)))
         except BaseException:
             for _, captured in made:
-                captured.release()
+                self._release(captured)
             raise
         for mine, captured in made:
             self._keep(mine, captured, admission.call)
@@ -306,7 +307,10 @@ class CaptureSafe:
                 raise
             self._counts["captures"] += 1
             return both
-        captured = admission.capture(size, self._pool_for(admission))
+        pool = self._pool_for(admission)
+        captured = admission.capture(size, pool)
+        captured.pool = pool
+        self._pool_users += pool is self._pool
         captured.user_key = key[2]
         try:
             admission.prove(captured)
@@ -315,7 +319,7 @@ class CaptureSafe:
                 captured.report.proofs.append(Proof("verification", "failed", error.reason))
                 warnings.warn(GuardWarning(str(error)), stacklevel=2)
             else:
-                captured.release()
+                self._release(captured)
                 raise
         if steps != "off":
             captured.shadows = SHADOW_CALLS
@@ -331,8 +335,8 @@ class CaptureSafe:
             return self._options.pool
         if self._options.mode == "step" and any(grad is not None for _, grad in admission._grads(admission.after)):
             return self._own_pool(admission)
-        if self._pool is None:
-            self._pool = self._backend.new_pool(admission.state.device)
+        if self._pool_users == 0:
+            self._pool = self._backend.new_pool(admission.state.device)  # a pool dies with its last graph
         return self._pool
 
     def _own_pool(self, admission: Admission) -> Any:
@@ -344,7 +348,7 @@ class CaptureSafe:
         while len(self._graphs) > self._options.max_graphs:
             _, old = self._graphs.popitem(last=False)
             self._counts["replays of dropped graphs"] += old.replays[0]
-            old.release()
+            self._release(old)
             self._counts["evicted"] += 1
             if self._counts["evicted"] == 2 * self._options.max_graphs:
                 self._warn(GuardWarning(self._thrash()))
@@ -360,12 +364,16 @@ class CaptureSafe:
     def _arm(self, captured: Captured | AutogradCaptured, leaves: list[Any]) -> None:
         """Makes the fast path of a graph and puts it in front."""
         assert self._shared is not None
+        for other in self._graphs.values():  # they differ in a flag that the fast path looks at only in turn
+            if other is not captured and other.hot is not None and _alike(other, captured):
+                self._disarm(other)
+        broken = functools.partial(self._broken, captured)
         if isinstance(captured, AutogradCaptured):
-            captured.hot = autograd.build_hot(captured, leaves, self._backend.device_type, self._broken)
+            captured.hot = autograd.build_hot(captured, leaves, self._backend.device_type, broken)
         else:
             user = self._options.buckets if callable(self._options.buckets) else None
             captured.hot = build_hot(
-                captured, leaves, self._shared, self._backend, self._broken, self._kept, self._route,
+                captured, leaves, self._shared, self._backend, broken, self._kept, self._route,
                 (user, captured.user_key) if user is not None else None, self._options.inputs == "alias",
             )  # fmt: skip
         self._front(captured)
@@ -473,13 +481,17 @@ class CaptureSafe:
                 "from now on results are copied (choose outputs='clone' or a ring to say so yourself)"
             )
         )
-        captured.hot = None
-        self._front(captured)
+        self._disarm(captured)
         return self._slow(args, kwargs)
 
-    def _broken(self, fact: Fact | None, args: Any, kwargs: Any) -> Any:
-        """Called by the fast path when a fact fails or a state was loaded: the slow path looks at everything."""
+    def _broken(self, captured: Captured | AutogradCaptured, fact: Fact | None, args: Any, kwargs: Any) -> Any:
+        """Called by the fast path when a fact fails or a state was loaded: the slow path looks at everything first."""
+        self._disarm(captured)
         return MISS
+
+    def _disarm(self, captured: Captured | AutogradCaptured) -> None:
+        self._hot = tuple(hot for hot in self._hot if hot is not captured.hot)
+        captured.hot = None
 
     def _dirty(self) -> None:
         for captured in self._graphs.values():
@@ -639,7 +651,12 @@ class CaptureSafe:
         if not self._backend.unavailable() and self._state is not None:
             self._backend.synchronize(self._state.device)
         self._free_grads(captured)
+        self._release(captured)
+
+    def _release(self, captured: Captured | AutogradCaptured) -> None:
         captured.release()
+        if captured.pool is not None and captured.pool is self._pool:
+            self._pool_users -= 1
 
     def _free_grads(self, captured: Captured | AutogradCaptured) -> None:
         """Gradients in the graph's memory move to memory of their own before the graph goes."""
@@ -701,6 +718,11 @@ def _written(captured: Captured, leaves: list[Any]) -> dict[str, torch.Tensor]:
 
 def _on(state: State) -> dict[str, torch.Tensor]:
     return {label: tensor for label, tensor in state.tensors().items() if tensor.device == state.device}
+
+
+def _alike(a: Captured | AutogradCaptured, b: Captured | AutogradCaptured) -> bool:
+    """Whether one fast path can't tell the calls of the other from its own."""
+    return a.spec == b.spec and a.entry == b.entry and a.user_key == b.user_key
 
 
 def _was_bitwise(captured: Captured) -> bool:

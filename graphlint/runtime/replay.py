@@ -65,6 +65,7 @@ class Captured:
     keep: list[Any] = field(default_factory=list)
     shadows: int = 0
     user_key: Any = None
+    pool: Any = None
     hot: Callable[[Any, Any], Any] | None = None
     source: str = ""
     replays: list[int] = field(default_factory=lambda: [0])

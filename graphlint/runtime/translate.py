@@ -37,6 +37,7 @@ _TEXT: tuple[tuple[str, str], ...] = (
 )
 _SYNC = re.compile(r"called a synchronizing CUDA operation")
 _REFUSED = re.compile(r"not permitted when stream is capturing|CaptureUnsupported")
+_SOLVER = re.compile(r"cusolver|magma", re.IGNORECASE)
 _PREVIOUS = re.compile(r"previous error during capture|CaptureInvalidated")
 # the user's line -> rule, where the text says no more than "it waits"
 _LINE: tuple[tuple[str, str], ...] = (
@@ -101,8 +102,7 @@ def rule_of(first: BaseException, where: Where | None, stage: str, events: Seque
     for pattern, rule in _TEXT:
         if re.search(pattern, text):
             return _refine_copy(rule, where, inside)
-    if not (_SYNC.search(text) or _REFUSED.search(text) or _PREVIOUS.search(text)):
-        return "unknown-capture-failure"
+    known = _SYNC.search(text) or _REFUSED.search(text) or _PREVIOUS.search(text) or _SOLVER.search(text)
     if stage == "optimizer" and any("optim" in function for function in inside):
         return "uncapturable-optimizer"
     if (rule := _rule_of_library(inside)) is not None:
@@ -113,6 +113,8 @@ def rule_of(first: BaseException, where: Where | None, stage: str, events: Seque
     for pattern, rule in _LINE:
         if re.search(pattern, line):
             return rule
+    if not known:
+        return "unknown-capture-failure"
     return "thread-in-capture" if _PREVIOUS.search(text) and _other_threads() else "host-sync"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import warnings
 from typing import Any
@@ -233,7 +234,7 @@ def test_a_generator_of_ones_own_is_registered(kit: Any) -> None:
 def test_seeding_inside_is_refused(kit: Any) -> None:
     if kit.device == "cpu":
         pytest.skip("a CPU generator can be seeded on a tape; the CPU counterpart is the frozen host number above")
-    with pytest.raises(GeneratorError):
+    with pytest.raises((GeneratorError, ReplayMismatchError)):  # torch 2.11 lets it through; verification does not
         kit.guard(lambda x: (torch.cuda.manual_seed(3), x + torch.rand(3, device=kit.device))[1])(kit.randn(3))
 
 
@@ -285,7 +286,9 @@ def test_a_plain_load_keeps_the_graph(kit: Any) -> None:
 def test_a_loaded_optimizer_is_caught_at_once(kit: Any) -> None:
     _, o, step = trainer(kit, momentum=0.9)
     guard = warmed(kit, step, kit.randn(2, 4))
-    o.load_state_dict(o.state_dict())
+    o.load_state_dict(o.state_dict())  # the same tensors: nothing moved
+    guard(kit.randn(2, 4))
+    o.load_state_dict(copy.deepcopy(o.state_dict()))
     with pytest.raises(AddressChangedError) as caught:
         guard(kit.randn(2, 4))
     assert caught.value.rule == "replaced-optimizer-state"
