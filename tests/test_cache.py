@@ -31,6 +31,12 @@ class Engine:
         return small_engine(sources, settings)
 
 
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test keeps its cache in its own folder, whatever the caller has set."""
+    monkeypatch.delenv("GRAPHLINT_CACHE_DIR", raising=False)
+
+
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     counted = Engine()

@@ -41,6 +41,12 @@ class Walks:
         monkeypatch.setattr(engine._Lint, "_walk_anew", counted)
 
 
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test keeps its cache in its own folder, whatever the caller has set."""
+    monkeypatch.delenv("GRAPHLINT_CACHE_DIR", raising=False)
+
+
 @pytest.fixture
 def walks(monkeypatch: pytest.MonkeyPatch) -> Walks:
     return Walks(monkeypatch)
