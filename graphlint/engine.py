@@ -7,6 +7,7 @@ it, with made-up arguments. What no walk could resolve is listed, never taken fo
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -93,6 +94,23 @@ def find_regions(sources: Sources, reader: Reader, project: Project, settings: C
     """Every capture region of the project."""
     texts = ((source.path, source.text) for source in sources if not source.check())
     return regions.find_all(texts, reader.by_path, project, settings.regions)
+
+
+def _near(sources: Sources, found: Iterable[Region]) -> set[str]:
+    """The files with regions that are linted, or may reach what is: their text, or that of a file they mention, names a linted module."""
+    near = {region.path for region in found if sources.is_linted(region.path)}
+    others = {region.path for region in found} - near
+    if not others:
+        return near
+    stems = {source.module.rpartition(".")[2] for source in sources.linted if source.module} - {"__init__", "main", "utils"}
+    if len(stems) > 200:
+        return near | others
+    bridges = {source.module.rpartition(".")[2] for source in sources.context if any(stem in source.text for stem in stems)} if len(sources.context) < 4000 else set()
+    for path in others:
+        source = sources.by_path(path)
+        if source is not None and any(re.search(rf"import.*\b{re.escape(stem)}\b|\b{re.escape(stem)} import", source.text) for stem in stems | bridges):
+            near.add(path)
+    return near
 
 
 def _entries(sources: Sources, found: Iterable[Region]) -> list[str]:

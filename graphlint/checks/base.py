@@ -49,8 +49,12 @@ class Walk:
         self.whole = machine.whole
         self.target = machine.target
         self._by_type: dict[type[ev.Event], list[ev.Event]] = {}
+        self._inside: dict[int, list[ev.Event]] = {}
+        self._replays: dict[int, list[ev.ReplayEvent]] = {}
         for event in self.events:
             self._by_type.setdefault(type(event), []).append(event)
+            if event.capture is not None:
+                self._inside.setdefault(event.capture.begin, []).append(event)
 
     def of(self, kind: type[E]) -> list[E]:
         """All events of one kind, in order."""
@@ -64,13 +68,17 @@ class Walk:
 
     def inside(self, capture: ev.Capture) -> list[ev.Event]:
         """All events of one capture."""
-        return [event for event in self.events if event.capture is capture]
+        return self._inside.get(capture.begin, [])
 
     def replays(self, capture: ev.Capture) -> list[ev.ReplayEvent]:
         """The replays that run this capture: those of its graph after its end and before the graph is captured anew."""
-        later = [one.begin for one in self.captures if one is not capture and one.graph is capture.graph and one.begin > capture.begin and capture.graph is not None]
-        until = min(later, default=1 << 60)
-        return [event for event in self.of(ev.ReplayEvent) if event.graph is not None and event.graph is capture.graph and capture.end < event.clock < until]
+        known = self._replays.get(capture.begin)
+        if known is None:
+            later = [one.begin for one in self.captures if one is not capture and one.graph is capture.graph and one.begin > capture.begin and capture.graph is not None]
+            until = min(later, default=1 << 60)
+            known = [event for event in self.of(ev.ReplayEvent) if event.graph is not None and event.graph is capture.graph and capture.end < event.clock < until]
+            self._replays[capture.begin] = known
+        return known
 
 
 # --- asking values ---------------------------------------------------------------------------------------------------

@@ -60,45 +60,53 @@ def _same_work(first: ev.Capture, second: ev.Capture, walk: Walk) -> bool:
 
 def unbounded_graphs(walk: Walk) -> Iterator[Report]:
     """A graph is kept for every size that comes: the key is a size as it is, and nothing drops old graphs."""
-    seen: set[int] = set()
+    stores: dict[tuple[str, int], list[tuple[ev.Capture, ev.WriteEvent, Value]]] = {}
     for capture in walk.captures:
-        if capture.kind not in ("graph", "manual") or capture.graph is None or capture.at[0] in seen:
+        if capture.kind not in ("graph", "manual") or capture.graph is None:
             continue
         for event in walk.of(ev.WriteEvent):
-            if event.clock < capture.end or not isinstance(event.cell.holder, Mapping) or not _holds(event.new, capture) or event.capture is not None:
-                continue
-            key = _key_value(event, walk)
-            if key is None or not _raw_size(key) or _bounded(event.cell.holder, walk):
-                continue
-            again = [one for one in walk.captures if one.at == capture.at and one.frame.module is capture.frame.module]
-            if walk.whole and len(again) < 2:
-                continue
-            seen.add(capture.at[0])
-            report = Report("unbounded-graphs", capture.frame, capture.at, capture, {"value": "size"})
-            report.related.append((event.frame, event.at, "the graph is kept here, one for each size"))
-            yield report
-            break
+            if event.clock > capture.end and isinstance(event.cell.holder, Mapping) and event.capture is None and _holds(event.new, capture):
+                key = _key_value(event, walk)
+                if key is not None and not _bounded(event.cell.holder, walk):
+                    stores.setdefault((capture.frame.module.path, capture.at[0]), []).append((capture, event, key))
+                break
+    for kept in stores.values():
+        if not _varying_size([key for _, _, key in kept]) or walk.whole and len(kept) < 2:
+            continue
+        capture, event, _ = kept[0]
+        report = Report("unbounded-graphs", capture.frame, capture.at, capture, {"value": "size"})
+        report.related.append((event.frame, event.at, "the graph is kept here, one for each size"))
+        yield report
 
 
 def _key_value(event: ev.WriteEvent, walk: Walk) -> Value | None:
     """The value of the key under which the slot was written."""
-    store = next((one for one in walk.of(ev.IndexEvent) if one.stored is event.new and one.obj is event.cell.holder or (one.stored is event.new and event.cell.holder in alternatives(one.obj))), None)
+    store = next((one for one in walk.of(ev.IndexEvent) if one.stored is event.new and event.cell.holder in alternatives(one.obj)), None)
     return store.index if store is not None else None
 
 
-def _raw_size(key: Value) -> bool:
-    if isinstance(key, Items):
-        return any(_raw_size(one) for one in key.values)
-    return any(isinstance(one, Host) and "shape" in one.marks and "computed" not in one.marks and one.kind in ("int", "size") for one in alternatives(key))
+def _varying_size(keys: list[Value]) -> bool:
+    """Whether a part of the key is a size as it came (not rounded to a bucket) and not always the same."""
+    columns: dict[int, list[Host]] = {}
+    for key in keys:
+        for index, part in enumerate(key.values if isinstance(key, Items) else [key]):
+            for one in alternatives(part):
+                if isinstance(one, Host):
+                    columns.setdefault(index, []).append(one)
+    for column in columns.values():
+        raw = all("shape" in one.marks and "computed" not in one.marks and one.kind in ("int", "size", "any") for one in column)
+        if raw and (any(not one.known for one in column) or len({one.value for one in column}) > 1):
+            return True
+    return False
 
 
 def _bounded(holder: Mapping, walk: Walk) -> bool:
-    """Whether something drops entries, or asks how many there are."""
+    """Whether something drops entries, or tests how many there are."""
     for event in walk.events:
         if isinstance(event, ev.MutateEvent) and event.holder is holder and event.name in ("pop", "popitem", "clear", "del"):
             return True
         if isinstance(event, ev.CallEvent) and event.name == "builtins.len" and event.args and event.args[0] is holder and event.capture is None:
-            if any(isinstance(one, ev.TestEvent) and one.frame is event.frame for one in walk.of(ev.TestEvent)):
+            if any(one.frame is event.frame and one.at[0] <= event.at[0] <= one.at[2] and one.how in ("if", "while") for one in walk.of(ev.TestEvent)):
                 return True
     return False
 

@@ -290,6 +290,9 @@ class Calls(Expressions):
 
     def outside(self, name: str, receiver: Value | None, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
         """A call that leaves the project: the library models say what it gives, the checks what it means."""
+        self.budget -= 1
+        if self.budget < 0:
+            raise OutOfBudget
         event = self.happen(ev.CallEvent, at, name, receiver, tuple(args), keywords, UNKNOWN)
         event.result = torchlib.call(self, event)
         result: Value = event.result
@@ -357,6 +360,7 @@ class Calls(Expressions):
 
     def enter(self, func: Closure, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
         """Walks a function with these arguments. Cut off by depth, by recursion, and after a few like calls in one capture."""
+        self.budget -= 2
         special = torchlib.before_enter(self, func, args, keywords, at)
         if special is not None:
             return special
@@ -380,7 +384,7 @@ class Calls(Expressions):
         return result
 
     def _memo_key(self, func: Closure, args: list[Value], keywords: dict[str, Value]) -> Any:
-        if not self.open and not self.quiet:
+        if not self.open and self.whole:
             return None
         capture = self.open[-1].begin if self.open else -1
         shape = tuple(_print(one) for one in args), tuple((name, _print(one)) for name, one in sorted(keywords.items(), key=lambda item: item[0]))

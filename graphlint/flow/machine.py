@@ -15,7 +15,7 @@ from graphlint import ir
 from graphlint.flow import events as ev
 from graphlint.flow import pylib, torchlib
 from graphlint.flow.calls import Calls
-from graphlint.flow.state import BREAK, CONTINUE, MAX_ROUNDS, NORMAL, RAISE, RETURN, OutOfBudget
+from graphlint.flow.state import BREAK, CONTINUE, MAX_REGION_STEPS, MAX_ROUNDS, NORMAL, RAISE, RETURN, OutOfBudget
 from graphlint.flow.values import (
     NO,
     NONE,
@@ -66,6 +66,7 @@ class Machine(Calls):
 
     def walk_function(self, module: Module, qualname: str, around: bool = True) -> None:
         """Runs the function `qualname` of a module with made-up arguments; a method gets a made-up object, whose other methods are walked afterwards."""
+        self.budget = MAX_REGION_STEPS
         scope = self.module_scope(module)
         self.frame = ev.Frame(None, "<module>", module, scope, None)
         self._guarded(lambda: self._walk_from(module, qualname, around))
@@ -82,9 +83,7 @@ class Machine(Calls):
         parts = qualname.split(".")
         head = self.member(module, parts[0])
         if isinstance(head, ClassValue) and len(parts) > 1:
-            self.quiet += 1
             obj = self.made_up(head.cls, _START)
-            self.quiet -= 1
             self._call_made_up(self.attribute(obj, parts[1], _START), _START)
             if around and isinstance(obj, Instance):
                 self._lifecycle(obj, parts[1])
@@ -558,7 +557,7 @@ class Machine(Calls):
         found: list[Value] = []
         for one in alternatives(value)[:2]:
             found.extend(pylib.iterated(self, one, at))
-        return found[: MAX_ROUNDS + 2]
+        return found[:MAX_ROUNDS]
 
     def _While(self, node: ir.While) -> int:
         rounds = 0

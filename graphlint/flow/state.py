@@ -37,7 +37,8 @@ from graphlint.link import ClassInfo, Module, Project
 
 NORMAL, RETURN, RAISE, BREAK, CONTINUE = range(5)
 
-MAX_STATEMENTS = 40_000
+MAX_STEPS = 24_000  # statements and calls of a walk from a program's own entry
+MAX_REGION_STEPS = 6_000  # of a walk from the function around a region
 MAX_DEPTH = 40
 MAX_ROUNDS = 4
 MAX_ENTRIES = 3  # times one function may be on the stack
@@ -62,13 +63,12 @@ class State:
         self.frame: ev.Frame = None  # type: ignore[assignment]  # set by the first module that runs
         self.journal: list[tuple[dict[Any, Any], Any, Any]] | None = None
         self.doubt = 0  # how many branches that may not be taken enclose the current statement
-        self.budget = MAX_STATEMENTS
+        self.budget = MAX_STEPS
         self.unresolved: dict[tuple[str, int], str] = {}
         self.memo: dict[Any, Any] = {}
         self.whole = False  # the walk began at a program's own entry, so what was not seen did not happen
         self.autocast: list[Value] = []
         self.default_device = "cpu"
-        self.quiet = 0
         self.written_in_capture: set[Cell] = set()  # cells that some capture wrote: from then on reading them is an event
         self.gradients = Holder()  # id of a parameter's storage -> its gradient
         self.hooks: list[tuple[str, Value, Value]] = []
