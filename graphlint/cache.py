@@ -159,8 +159,8 @@ class RunCache:
     def _name(self, sources: Sources) -> str:
         facts = [f"{source.path}\0{source.module}\0{source.digest.hex()}" for source in sources]
         settings = msgspec.structs.replace(self.config, output_format="full", cache_dir="", unsafe_fixes=False)
-        linted = str(len(sources.linted))
-        return f"run-{_digest(*facts, linted, os.getcwd(), repr(settings), *sources.roots).hex()[:24]}.bin"
+        shape = (str(len(sources.linted)), repr(sorted(sources.named)), os.getcwd(), *sources.roots)
+        return f"run-{_digest(*facts, *shape, repr(settings)).hex()[:24]}.bin"
 
     def _holds(self, entry: _Run) -> bool:
         """Whether the neighbours that the earlier run looked for are still what they were."""

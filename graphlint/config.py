@@ -210,16 +210,12 @@ def _selectors(value: Any) -> tuple[str, ...]:
     wanted = tuple(part.strip() for part in _strings(value) if part.strip())
     known = _known() if any(not _plain(part) for part in wanted) else set()
     for part in wanted:
-        if (
-            _plain(part)
-            or part in known
-            or any(code.startswith(part.upper()) for code in known if code.startswith("CG"))
-        ):
+        code = part.upper() if re.fullmatch(r"CG\d+", part, re.IGNORECASE) else ""
+        if _plain(part) or part in known or (code and any(name.startswith(code) for name in known)):
             continue
         close = difflib.get_close_matches(part, known, 1)
-        raise ValueError(
-            f"names no rule `{part}`; " + (f"did you mean `{close[0]}`?" if close else "`graphlint rules` lists them")
-        )
+        hint = f"did you mean `{close[0]}`?" if close else "`graphlint rules` lists them"
+        raise ValueError(f"names no rule `{part}`; {hint}")
     return wanted
 
 

@@ -45,7 +45,8 @@ def discover(paths: Sequence[str], config: Config, stdin: Stdin | None = None) -
     known = [_source(names, file, name, stdin) for file, name in sorted(linted.items(), key=lambda item: item[1])]
     beside = [_source(names, file, name, None) for file, name in sorted(context.items())]
     lone = [source.root for source in known if not search.project_root(os.path.dirname(source.file))]
-    return Sources(known, beside, names.roots, lone), tuple(search.problems)
+    named = [os.path.abspath(path) for path in ([stdin.name] if stdin else paths)]
+    return Sources(known, beside, names.roots, lone, linted.keys() & named), tuple(search.problems)
 
 
 def _inside(path: str, folder: str) -> bool:

@@ -157,7 +157,8 @@ class Source:
 class Sources:
     """All files of one run; answers questions about names and paths, reads nothing by itself.
 
-    `lookups` records which neighbours were looked for (None: not there), so that a cached result can tell whether it
+    `named` are the linted files that the user named one by one, by absolute path. `lookups` records which neighbours
+    were looked for (None: not there), so that a cached result can tell whether it
     still holds.
     """
 
@@ -167,9 +168,11 @@ class Sources:
         context: Iterable[Source] = (),
         roots: Iterable[str] = (),
         neighbour_roots: Iterable[str] = (),
+        named: Iterable[str] = (),
     ) -> None:
         self.linted = tuple(linted)
         self.context = tuple(context)
+        self.named = frozenset(named)
         self.roots = tuple(dict.fromkeys(roots))
         self.lookups: dict[str, Source | None] = {}
         self._neighbour_roots = frozenset(root for root in neighbour_roots if os.path.basename(root) not in _INSTALLED)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -37,18 +37,18 @@ def lint(
     earlier = cache.RunCache(settings)
     result = earlier.load(sources)
     if result is None:
-        result = run(sources, settings, named=wanted)
+        result = run(sources, settings)
         earlier.save(sources, result)
     return msgspec.structs.replace(result, problems=(*troubles, *result.problems))
 
 
-def run(sources: Sources, settings: Config, named: Sequence[str] = ()) -> LintResult:
+def run(sources: Sources, settings: Config) -> LintResult:
     """The work itself, without looking for an earlier result."""
     reading = progress.told(sources.linted, "reading", len(sources.linted))
     unreadable = [problem for source in reading if (problem := source.check())]
     with _no_collection():
         result = analyse(sources, settings)
-    problems = _merged(unreadable, result.problems, _syntax_problems(sources, named))
+    problems = _merged(unreadable, result.problems, _syntax_problems(sources))
     result = msgspec.structs.replace(result, problems=problems, files=len(sources.linted))
     cache.summary_store(settings).flush()
     return tidy(result, sources, settings)
@@ -127,13 +127,11 @@ def _merged(*groups: Iterable[Problem]) -> tuple[Problem, ...]:
     return tuple(found[key] for key in sorted(found))
 
 
-def _syntax_problems(sources: Sources, named: Sequence[str]) -> list[Problem]:
+def _syntax_problems(sources: Sources) -> list[Problem]:
     """Files that Python can't parse, among those named one by one, or among all of a small project."""
     small = sum(source.stat.size for source in sources.linted) <= SMALL
-    single = {os.path.abspath(path) for path in named}
-    return [
-        problem for source in sources.linted if (small or source.file in single) and (problem := syntax_problem(source))
-    ]
+    asked = sources.linted if small else [source for source in sources.linted if source.file in sources.named]
+    return [problem for source in asked if (problem := syntax_problem(source))]
 
 
 def syntax_problem(source: Source) -> Problem | None:

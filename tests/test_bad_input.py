@@ -112,6 +112,13 @@ def test_newer_syntax_does_not_hide_a_fault(tmp_path: Path) -> None:
     assert "new.py:4:12: CG101" in lint(tmp_path, code=1).stdout
 
 
+def test_in_a_large_project_files_named_one_by_one_are_parsed(tmp_path: Path) -> None:
+    project(tmp_path, {"bad.py": "def f(:\n", "large.py": "# " + "x" * (1 << 20) + "\n"})
+    assert lint(tmp_path, code=0).stderr == ""  # no region leads there
+    files = ("bad.py", "good.py", "large.py")
+    assert only_error(lint(tmp_path, *files)).startswith("bad.py:1: error: syntax error")  # not the answer cached above
+
+
 def test_deep_nesting_that_python_accepts(tmp_path: Path) -> None:
     blocks = "".join("    " * depth + "if x:\n" for depth in range(95)) + "    " * 95 + "pass\n"
     chain = "x" + ".a" * 900 + "\n"

@@ -79,6 +79,7 @@ def test_isolated_reads_nothing(tmp_path: Path) -> None:
         ("[tool.graphlint]\ntarget-torch = '2'\n", 2, "must be a torch release"),
         ("[tool.graphlint]\ntarget-torch = '1.13'\n", 2, "must be 2.6 or newer"),
         ("[tool.graphlint]\nignore = ['CG999']\n", 2, "names no rule `CG999`"),
+        ("[tool.graphlint]\nignore = ['C']\n", 2, "names no rule `C`"),
         ("[tool.graphlint]\nignore = ['hots-sync']\n", 2, "did you mean `host-sync`?"),
         ("[tool.graphlint]\nregions = ['a b']\n", 2, "no qualified name"),
         ("[tool.graphlint]\noutput-format = 'xml'\n", 2, "must be one of full, concise"),
