@@ -44,10 +44,14 @@ def compare(
     """
     found: dict[tuple[str, str, int, str], Difference] = {}
     names = {**(after or {}), **(before or {})}
+    shaped = False
     for one, other in zip(captured.ops, later.ops, strict=False):
         if (one.name, one.overload) != (other.name, other.overload):
             break
         for difference in _operators(one, other, before or {}, after or {}, names):
+            if difference.kind == "shape" and shaped and not difference.detail:
+                continue  # the first change of a length explains those that follow from it
+            shaped = shaped or difference.kind in ("shape", "scalar")
             found.setdefault(
                 (difference.kind, difference.site.filename, difference.site.row, difference.detail), difference
             )

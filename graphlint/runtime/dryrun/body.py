@@ -42,6 +42,8 @@ class Body:
         frame = self._live_frame()
         if frame is not None:
             values.update({name: frame.f_locals[name] for name in self._later if name in frame.f_locals and name in values})
+        else:
+            values.update(self._another_call())
         if any(values[name] is _GONE or _holds_gone(values[name]) for name in self._needed):
             return None
         function = self._function()
@@ -58,6 +60,24 @@ class Body:
         while frame is not None and not (id(frame) == self._frame and frame.f_code is self._code):
             frame = frame.f_back
         return frame
+
+    def _another_call(self) -> dict[str, Any]:
+        """Plain arguments of a later call of the function that captured: it replays with other values than it captured with."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not self._code:
+            frame = frame.f_back
+        if frame is None or self._code.co_name == "<module>":
+            return {}
+        plain = (bool, int, float, str, type(None))
+        return {
+            name: frame.f_locals[name]
+            for name, kept in self._kept.items()
+            if isinstance(kept, plain) and isinstance(frame.f_locals.get(name, _GONE), plain)
+        }
+
+    def appends(self, name: str) -> bool:
+        """Whether the region's own statements put something into a container of that name (its outputs, most often)."""
+        return any(name in ast.unparse(statement) for statement in self._statements)
 
     def _function(self) -> Callable[..., Any] | None:
         if self._compiled is None:

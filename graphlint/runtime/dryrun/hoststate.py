@@ -5,8 +5,10 @@ Replay runs no Python: a counter, a flag or a list that the step changes is chan
 
 from __future__ import annotations
 
+import copy
 import enum
 import functools
+import operator
 import sys
 import types
 from collections import deque
@@ -126,7 +128,7 @@ class HostState:
 
     def _take(self, path: str, value: Any) -> None:
         if isinstance(value, dict):
-            self._pictures.append((path, value, dict(value), _restore_dict))
+            self._pictures.append((path, value, _pictured(value), _restore_dict))
         elif isinstance(value, list):
             self._pictures.append((path, value, list(value), _restore_list))
         elif isinstance(value, (set, deque)):
@@ -135,11 +137,11 @@ class HostState:
             if _filled(value):
                 self._pictures.append((path, value, {"cell_contents": value.cell_contents}, _restore_slots))
         elif isinstance(value, torch.nn.Module):
-            self._pictures.append((path, vars(value), dict(vars(value)), _restore_dict))
+            self._pictures.append((path, vars(value), _pictured(vars(value)), _restore_dict))
             for name in ("_parameters", "_buffers", "_modules"):
                 self._pictures.append((path, vars(value)[name], dict(vars(value)[name]), _restore_dict))
         elif isinstance(getattr(value, "__dict__", None), dict):
-            self._pictures.append((path, vars(value), dict(vars(value)), _restore_dict))
+            self._pictures.append((path, vars(value), _pictured(vars(value)), _restore_dict))
         slots = _slots(value)
         if slots:
             self._pictures.append((path, value, {name: getattr(value, name) for name in slots}, _restore_slots))
@@ -187,10 +189,10 @@ def _changes(path: str, target: Any, saved: Any) -> Iterator[Effect]:
         attribute = not path.endswith("]")
         for key, before in saved.items():
             after = now.get(key)
-            if before is not after and isinstance(before, _PLAIN) and isinstance(after, _PLAIN) and before != after:
+            if before is not after and _differs(before, after):
                 name = str(key)
                 where = path if isinstance(target, types.CellType) else f"{path}.{name}" if attribute else f"{path}[{key!r}]"
-                yield Effect(where, path if isinstance(target, types.CellType) else name, repr(before), repr(after), path)
+                yield Effect(where, path if isinstance(target, types.CellType) else name, _told(before), _told(after), path)
         if isinstance(target, dict) and len(target) > len(saved) and not _is_namespace(target):
             fresh = [key for key in target if key not in saved]
             yield Effect(path, path.rsplit(".", 1)[-1], f"{len(saved)} entries", f"{len(target)} entries, new {fresh[0]!r}", path)
@@ -200,6 +202,31 @@ def _changes(path: str, target: Any, saved: Any) -> Iterator[Effect]:
         for index, (before, after) in enumerate(zip(saved, target, strict=True)):
             if isinstance(before, _PLAIN) and isinstance(after, _PLAIN) and before != after:
                 yield Effect(f"{path}[{index}]", path.rsplit(".", 1)[-1], repr(before), repr(after), path)
+
+
+def _differs(before: Any, after: Any) -> bool:
+    """Whether two values of one name differ in a way that Python code can see; tensors are followed elsewhere."""
+    if isinstance(before, _PLAIN) and isinstance(after, _PLAIN):
+        return bool(before != after)
+    if _iterates(before) and _iterates(after):
+        return operator.length_hint(before, -1) != operator.length_hint(after, -1)
+    return (before is None) != (after is None) and not isinstance(before if after is None else after, torch.Tensor)
+
+
+def _iterates(value: Any) -> bool:
+    """Whether a value is one of Python's own iterators, which can be copied where they stand."""
+    return type(value).__module__ in ("builtins", "itertools") and type(value).__name__.endswith(("iterator", "count", "cycle"))
+
+
+def _told(value: Any) -> str:
+    if _iterates(value):
+        return f"{operator.length_hint(value, 0)} items left"
+    return repr(value) if isinstance(value, _PLAIN) else f"a {type(value).__name__}"
+
+
+def _pictured(namespace: dict[Any, Any]) -> dict[Any, Any]:
+    """A copy of a namespace in which iterators are copied too: running the step moves them on."""
+    return {key: copy.copy(part) if _iterates(part) else part for key, part in namespace.items()}
 
 
 def _is_namespace(target: dict[Any, Any]) -> bool:

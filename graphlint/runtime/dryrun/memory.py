@@ -69,6 +69,7 @@ class Watch:
                 named.add(number)
         self.inputs = reads
         self._living = {number: ref for number, ref in session.living(reads - named)}
+        self._modes = {path: (weakref.ref(module), _mode(module)) for path, module in _modules(roots)}
         self.changes: dict[str, Change] = {}
         self.dead: dict[int, Place] = {}
 
@@ -79,10 +80,28 @@ class Watch:
                 self.changes[watched.path] = Change(watched.kind, watched.path, place, watched.weak.expired())
             elif watched.path in self.changes and not watched.moved():
                 del self.changes[watched.path]  # it was put back before any replay
+        for path, (module_ref, before) in self._modes.items():
+            module = module_ref()
+            now = before if module is None else _mode(module)
+            if now == before:
+                self.changes.pop(f"{path} mode", None)
+            elif f"{path} mode" not in self.changes:
+                kind = "hook" if now[2] != before[2] else "mode"
+                self.changes[f"{path} mode"] = Change(kind, f"{path}.training" if now[0] != before[0] else path, place)
         for number, ref in list(self._living.items()):
             if ref.expired():
                 self.dead[number] = place
                 del self._living[number]
+
+
+def _modules(roots: dict[str, Any]) -> list[tuple[str, torch.nn.Module]]:
+    return [(path, value) for path, value in hoststate.reachable(roots) if isinstance(value, torch.nn.Module)]
+
+
+def _mode(module: torch.nn.Module) -> tuple[bool, tuple[bool, ...], int]:
+    """What the graph has frozen of a module: training, which parameters want gradients, how many hooks there are."""
+    wanted = tuple(p.requires_grad for p in module._parameters.values() if p is not None)
+    return module.training, wanted, len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
 
 
 def _names(roots: dict[str, Any]) -> list[_Watched]:

@@ -59,6 +59,11 @@ class OpMode(TorchDispatchMode):
         session = self._session
         if isinstance(func, torch._ops.HigherOrderOperator):
             return moves.higher_order(session, func, args, kwargs)
+        if session.overwritten:
+            _stale(session, func, args, kwargs)
+        family = _FAMILIES.get(func._schema.name) if session.observer is not None else None
+        if family is not None and family not in session.warm:
+            _warm(session, family, func)
         before = _operands(session, args, kwargs) if session.recording else ()
         site = session.site() if session.recording else None
         region = session.region
@@ -118,6 +123,30 @@ class OpMode(TorchDispatchMode):
                 session.event(kind, op.call or op.name, site=op.site)
         if "nondeterministic_seeded" in op.tags:
             session.trace.draws.append(Draw(op.name, moves.generator_kind(session, kwargs.get("generator"), op), op.site))
+
+
+_FAMILIES = {
+    **dict.fromkeys(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::dot", "aten::addmv"), "cuBLAS"),
+    **dict.fromkeys(("aten::convolution", "aten::convolution_backward"), "cuDNN"),
+    **dict.fromkeys(("aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c"), "cuFFT"),
+    **dict.fromkeys(("aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_attention_math"), "attention"),
+}
+
+
+def _warm(session: Session, family: str, func: Any) -> None:
+    """A library's first call sets it up, which a capture does not allow."""
+    if session.region is not None and session.region.kind != "graphed-callable":
+        session.event("no-warmup", session.call or func._schema.name, family)
+    session.warm.add(family)
+
+
+def _stale(session: Session, func: Any, args: Any, kwargs: Any) -> None:
+    """Memory that a compiled function's later call has overwritten is read."""
+    for tensor in tensors((args, kwargs)):
+        if session.roles.identity(tensor) in session.overwritten and func._schema.name != "aten::detach":
+            session.setup_event("overwritten-output", session.call or func._schema.name)
+            session.overwritten.clear()
+            return
 
 
 _COPIES = ("aten::copy_", "aten::_to_copy", "aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::lift_fresh")

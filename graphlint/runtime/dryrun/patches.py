@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from graphlint.runtime.dryrun import moves
-from graphlint.runtime.dryrun.session import Region, Session
-from graphlint.runtime.dryrun.standins import GraphContext, Played, stream_context
+from graphlint.runtime.dryrun import collectives, compiled, moves
+from graphlint.runtime.dryrun.session import Session
+from graphlint.runtime.dryrun.standins import GraphContext, Played, set_stream, stream_context
 
 _MISSING = object()
 
@@ -151,9 +151,9 @@ def _play_device(session: Session, patches: Patches) -> None:
         "StreamContext": functools.partial(stream_context, session),
         "current_stream": played.current_stream,
         "default_stream": played.default_stream,
-        "set_stream": functools.partial(_set_stream, session),
+        "set_stream": functools.partial(set_stream, session),
         "graph_pool_handle": lambda: (0, id(object())),
-        "make_graphed_callables": functools.partial(make_graphed_callables, session),
+        "make_graphed_callables": functools.partial(compiled.make_graphed_callables, session),
         "is_current_stream_capturing": _capturing(session, lambda: False),
         "synchronize": functools.partial(_synchronize, session),
         "is_available": lambda: True,
@@ -190,7 +190,7 @@ def _play_rest(session: Session, patches: Patches) -> None:
     patches.put(torch, "Generator", _generator(session))
     patches.put(torch.nn.Module, "cuda", lambda self, device=None: self.to("cuda"))
     patches.put(torch.amp.autocast_mode.autocast, "__init__", _autocast(torch.amp.autocast_mode.autocast.__init__))
-    patches.put(torch, "compile", functools.partial(_compile, session))
+    patches.put(torch, "compile", functools.partial(compiled.play_compile, session))
     patches.put(torch, "cond", functools.partial(moves.play_cond, session))
     patches.put(torch, "load", _load(session, torch.load))
     patches.put(torch._C, "_group_tensors_by_device_and_dtype", _grouped(session, torch._C._group_tensors_by_device_and_dtype))
@@ -200,7 +200,8 @@ def _play_rest(session: Session, patches: Patches) -> None:
         if hasattr(Optimizer, name):
             patches.put(Optimizer, name, lambda self: None)
     if torch.distributed.is_available():
-        patches.put(torch.distributed, "init_process_group", _gloo(torch.distributed.init_process_group))
+        for name, value in collectives.played(session).items():
+            patches.put(torch.distributed, name, value)
 
 
 class _NoContext:
@@ -218,10 +219,6 @@ class _NoContext:
 
 class _Properties:
     name, major, minor, total_memory, multi_processor_count = "CPU playing a CUDA device", 9, 0, 1 << 37, 132
-
-
-def _set_stream(session: Session, stream: Any) -> None:
-    session.streams.current = stream._number
 
 
 def _synchronize(session: Session, device: object = None) -> None:
@@ -297,61 +294,3 @@ def _grouped(session: Session, original: Callable[..., Any]) -> Callable[..., An
         return found
 
     return group
-
-
-def _gloo(original: Callable[..., Any]) -> Callable[..., Any]:
-    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        kwargs.pop("device_id", None)
-        return original("gloo" if backend and "nccl" in backend else backend, *args, **kwargs)
-
-    return init_process_group
-
-
-def _compile(session: Session, model: Any = None, **kwargs: Any) -> Any:
-    """Plays `torch.compile`: the function itself, and a note when its first call falls into a region."""
-    if model is None:
-        return functools.partial(_compile, session, **kwargs)
-    called = False
-
-    @functools.wraps(model if not isinstance(model, torch.nn.Module) else model.forward)
-    def compiled(*args: Any, **inner: Any) -> Any:
-        nonlocal called
-        if not called:
-            session.event("first-compiled-call", getattr(model, "__name__", type(model).__name__))
-        called = True
-        return model(*args, **inner)
-
-    if isinstance(model, torch.nn.Module):
-        compiled._orig_mod = model  # type: ignore[attr-defined]
-    return compiled
-
-
-def make_graphed_callables(session: Session, callables: Any, sample_args: Any, num_warmup_iters: int = 3, **kwargs: Any) -> Any:
-    """Plays `torch.cuda.make_graphed_callables`: warms up, runs forward and backward as a region, and hands the callable back."""
-    several = isinstance(callables, tuple)
-    for function, args in zip(callables if several else (callables,), sample_args if several else (sample_args,), strict=True):
-        with session.silence():
-            for _ in range(num_warmup_iters):
-                _forward_backward(function, args)
-        before, session.streams.current = session.streams.current, session.streams.new()
-        session.open(Region("graphed-callable", session.site()))
-        try:
-            _forward_backward(function, args)
-        finally:
-            session.close()
-            session.streams.current = before
-    return callables
-
-
-def _forward_backward(function: Any, args: Any) -> None:
-    """One forward and, where anything needs a gradient, one backward that leaves `.grad` alone."""
-    outputs = [x for x in _flat(function(*args)) if x.requires_grad]
-    wanted = [x for x in (*_flat(args), *(function.parameters() if isinstance(function, torch.nn.Module) else ())) if x.requires_grad]
-    if outputs and wanted:
-        torch.autograd.grad(outputs, wanted, [torch.ones_like(x) for x in outputs], allow_unused=True)
-
-
-def _flat(tree: Any) -> list[torch.Tensor]:
-    from graphlint.runtime.dryrun.modes import tensors
-
-    return list(tensors(tree))

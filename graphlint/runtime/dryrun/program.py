@@ -90,6 +90,7 @@ class Program:
         graph = _Graph(region, region_body.of(sys._getframe(2)), len(self._lines))
         bound = graph.body.bind() if graph.body else None
         if bound is not None:
+            region.trace.cold = _cold(bound.roots)  # type: ignore[attr-defined]
             graph.gradients = gradients(bound.roots)  # type: ignore[attr-defined]
             graph.labels = hoststate.labels(bound.roots, self._session.roles.identity)  # type: ignore[attr-defined]
         self._graphs[id(region)] = graph
@@ -120,7 +121,7 @@ class Program:
         alive = [g for ref in graphs if (g := ref()) is not None]
         if len(alive) >= _MANY_GRAPHS and len({_shape(g.region) for g in alive if g.region}) == len(alive):
             self._add("unbounded-graphs", "torch.cuda.graph", f"has captured {len(alive)} graphs that are all alive, one for every shape", region.site)
-        elif len(graphs) >= _MANY_CAPTURES and len(alive) * 2 <= len(graphs):
+        elif len(graphs) >= _MANY_CAPTURES and len(alive) <= 2:
             self._add("capture-in-loop", "torch.cuda.graph", f"captures again and again: {len(graphs)} captures so far, {len(alive)} alive", region.site)
 
     def operator(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -184,8 +185,7 @@ class Program:
     def _replaced(self, graph: _Graph, site: Site) -> None:
         assert graph.watch is not None
         for change in graph.watch.changes.values():
-            rule = staleness.ADDRESS_RULES.get(change.kind, "evicted-cache" if change.gone and change.kind == "entry" else "rebound-input")
-            words = "leads to other memory than at capture; the graph keeps the old address"
+            rule, words = _change_rule(change)
             finding = self._judge.finding(rule, change.path, words, staleness.line_site(change.place))
             self._keep(finding, Related(site.filename, site.row, "replayed here"))
         for storage in graph.watch.dead:
@@ -235,8 +235,9 @@ class Program:
         named = {change.path for change in graph.watch.changes.values()} if graph.watch else set()
         now = hoststate.labels(roots, self._session.roles.identity)
         differences = [d for d in differential.compare(graph.region.trace, later, graph.labels, now) if not (named and d.kind == "address")]
-        if named and any(d.kind == "branch" for d in differences):
-            differences = [d for d in differences if d.kind != "branch"]
+        if named:
+            differences = [d for d in differences if d.kind not in ("branch", "shape")]
+        effects = [e for e in effects if not (e.after.endswith("entries") and graph.body.appends(e.name))]
         for finding in staleness.findings(self._judge, graph.region.trace, differences, effects):
             self._keep(finding, Related(site.filename, site.row, "replayed here"))
 
@@ -326,6 +327,30 @@ class Program:
         for finding in [*found, *(f for f in self.found if (f.at.filename, f.at.row) not in crashes)]:
             result.setdefault((finding.code, finding.at.filename, finding.at.row), finding)
         return list(result.values())
+
+
+def _cold(roots: dict[str, Any]) -> bool:
+    """Whether an optimizer or scaler below the roots has not made its state yet."""
+    for _, value in hoststate.reachable(roots):
+        if isinstance(value, torch.optim.Optimizer) and not value.state:
+            return True
+        if isinstance(value, torch.amp.GradScaler) and value._scale is None:
+            return True
+    return False
+
+
+def _change_rule(change: memory.Change) -> tuple[str, str]:
+    """The rule and the words for one change between capture and replay."""
+    if change.kind == "mode":
+        return "frozen-mode", "is another mode now than at capture; the graph keeps the old one"
+    if change.kind == "hook":
+        return "python-hook", "has other hooks now than at capture; a replay runs none of them"
+    words = "leads to other memory than at capture; the graph keeps the old address"
+    if change.kind in staleness.ADDRESS_RULES:
+        return staleness.ADDRESS_RULES[change.kind], words
+    if change.gone and change.kind == "entry":
+        return "evicted-cache", words
+    return ("replaced-buffer" if change.path.count(".") > 1 else "rebound-input"), words
 
 
 def _shape(region: Region) -> tuple[Any, ...]:

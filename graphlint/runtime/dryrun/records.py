@@ -112,10 +112,11 @@ class Draw(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct):
-    """Everything one run of a region did, in order. `lines` are the user's lines as they were executed."""
+    """Everything one run of a region did, in order. `lines` are the user's lines as they were executed; `cold` says that an optimizer had no state yet."""
 
     ops: list[Op] = []
     events: list[Event] = []
     copies: list[Copy] = []
     draws: list[Draw] = []
     lines: list[tuple[str, int]] = []
+    cold: bool = False

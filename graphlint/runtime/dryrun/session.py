@@ -62,6 +62,8 @@ class Session:
         self.quiet = 0
         self.observer: Any = None
         self.answers_capturing = True
+        self.overwritten: dict[int, Site] = {}
+        self.warm: set[str] = set()
         self.last: Any = None
 
     def role(self, tensor: torch.Tensor) -> Role:
@@ -101,9 +103,16 @@ class Session:
         return sites.here(frame, self.stop)
 
     def event(self, kind: str, call: str, detail: str = "", site: Site | None = None) -> None:
-        """Writes an event down while a region is open."""
-        if self.recording:
+        """Writes an event down while a region is open; from another thread it is that thread's fault."""
+        if self.region is not None and threading.get_ident() != self.thread and torch._C._current_autograd_node() is None:
+            if self.region.error_mode == "global" or call == "torch.cuda.synchronize":
+                self.trace.events.append(Event("thread", call, sites.here(None, self.stop), kind))
+        elif self.recording:
             self.trace.events.append(Event(kind, call, site or self.site(), detail, self.forward_site()))
+
+    def setup_event(self, kind: str, call: str) -> None:
+        """Writes down something that matters outside every region too."""
+        self.setup.events.append(Event(kind, call, self.site()))
 
     def copied(self, direction: str, tensor: torch.Tensor, pinned: bool, non_blocking: bool, call: str) -> None:
         """Writes a transfer down, and as an event too where it can't be captured."""

@@ -31,7 +31,7 @@ def findings(judge: Judge, captured: Trace, differences: Iterable[Difference], e
 
 def _difference(judge: Judge, captured: Trace, difference: Difference, effects: list[Effect]) -> Finding | None:
     """One difference as a finding; None where another finding says it already."""
-    site, optimizer = difference.site, any("torch/optim/" in frame for frame in difference.site.inside)
+    site, optimizer = difference.site, _in_optimizer(difference.site)
     kind, change = difference.kind, f"{difference.before} at capture, {difference.after} now"
     if kind == "address":
         rule = ADDRESS_RULES.get(difference.label[0], "rebound-input")
@@ -48,7 +48,16 @@ def _difference(judge: Judge, captured: Trace, difference: Difference, effects: 
         rule = "state-born-in-region" if optimizer else ADDRESS_RULES.get(difference.label[0], "region-cache")
         site = (not optimizer and _assigned(captured, difference.label[1].rsplit(".", 1)[-1])) or site
         return judge.finding(rule, difference.op, "reads what the captured region itself made; every replay makes it anew", site, difference.forward)
-    return _branch(judge, difference, optimizer, effects)
+    return _branch(judge, captured, difference, optimizer, effects)
+
+
+def _in_optimizer(site: Site) -> bool:
+    """Whether the line works inside an optimizer or a scaler; averaged models and schedulers live in the same folder but are neither."""
+    return any(
+        part in frame and "swa_utils" not in frame and "lr_scheduler" not in frame
+        for frame in site.inside
+        for part in ("torch/optim/", "torch/amp/grad_scaler")
+    )
 
 
 def _scalar_rule(difference: Difference, optimizer: bool) -> str:
@@ -71,16 +80,23 @@ def _blamed(captured: Trace, site: Site) -> tuple[str, str, Site] | None:
     return None
 
 
-def _branch(judge: Judge, difference: Difference, optimizer: bool, effects: list[Effect]) -> Finding | None:
+def _branch(judge: Judge, captured: Trace, difference: Difference, optimizer: bool, effects: list[Effect]) -> Finding | None:
     site = difference.site
+    if optimizer and not captured.cold:
+        words = f"takes other settings now than at capture: {difference.before} is recorded, eager would run {difference.after}"
+        return judge.finding("frozen-lr", difference.op, words, site, difference.forward)
     if optimizer:
         words = "takes its first-step branch at capture: state that the region makes is made anew by every replay"
         return judge.finding("state-born-in-region", difference.op, words, site, difference.forward)
     tested = tested_names(site.place)
     if "training" in tested:
         rule = "frozen-mode"
-    elif tested & {effect.name for effect in effects}:
+    elif tested & {effect.name for effect in effects} or any(_assigned(captured, name) for name in tested):
         rule = "first-step-branch"
+    elif any("swa_utils" in frame for frame in site.inside):
+        rule = "first-step-branch"
+    elif any("dropout" in frame for frame in site.inside):
+        rule = "frozen-scalar"  # the probability crossed zero
     else:
         rule = "frozen-flag"
     words = f"decides once, at capture: {difference.before} is recorded, eager would run {difference.after} now"

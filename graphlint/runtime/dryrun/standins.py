@@ -88,7 +88,10 @@ class StreamStandIn:
     def wait_stream(self, stream: Any) -> None:
         """Waits for all work of another stream."""
         session = self._session
+        joins = self._number not in session.streams.taking_part
         kind = session.streams.wait(self._number, session.streams.record(stream._number))
+        if joins and session.recording:
+            session.streams.forked[self._number] = session.site()
         if kind:
             session.event(kind, "Stream.wait_stream")
 
@@ -244,10 +247,19 @@ class GraphContext:
         self.cuda_graph._session.streams.current = self._before
 
 
+def set_stream(session: Session, stream: Any) -> None:
+    """Plays `torch.cuda.set_stream`."""
+    if session.recording and stream._number == 0:
+        session.event("default-stream", "torch.cuda.set_stream")
+    session.streams.current = stream._number
+
+
 @contextlib.contextmanager
 def stream_context(session: Session, stream: Any) -> Iterator[None]:
     """Plays `torch.cuda.stream(s)`; `None` changes nothing."""
     before = session.streams.current
+    if stream is not None and session.recording and stream._number == 0:
+        session.event("default-stream", "torch.cuda.stream")
     if stream is not None:
         session.streams.current = stream._number
     try:

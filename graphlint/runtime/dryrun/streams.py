@@ -37,6 +37,7 @@ class Streams:
         self.capture = 0
         self.taking_part: set[int] = set()
         self.last_work: dict[int, Site] = {}
+        self.forked: dict[int, Site] = {}
 
     def new(self) -> int:
         """A fresh stream."""
@@ -53,7 +54,7 @@ class Streams:
         """The capture ends: the streams whose work the capturing stream has not waited for, with the line of that work."""
         seen = self.clocks[self.main]
         lost = [
-            ("unjoined-stream", site)
+            ("unjoined-stream", self.forked.get(stream, site))
             for stream, site in self.last_work.items()
             if stream != self.main and stream in self.taking_part and self.clocks[stream].get(stream, 0) > seen.get(stream, 0)
         ]
