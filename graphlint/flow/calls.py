@@ -80,6 +80,8 @@ class Calls(Expressions):
                         return obj
                     return found
             return Bound(obj, name)
+        if isinstance(obj, Bound) and name in ("__self__", "__func__") and not isinstance(obj.receiver, Unknown):
+            return obj.receiver if name == "__self__" else (obj.func if isinstance(obj.func, Closure) else UNKNOWN)
         if isinstance(obj, Unknown) or (isinstance(obj, Bound) and isinstance(obj.receiver, Unknown)):
             return torchlib.unknown_attribute(self, obj, name, at)
         return Bound(obj, name)
