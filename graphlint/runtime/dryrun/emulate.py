@@ -40,10 +40,29 @@ def emulated_device(session: Session | None = None) -> Iterator[Session]:
     session = session or Session(emulated=not has_device())
     _open.append(session)
     try:
-        with installed(session), _optimizers(session), CallMode(session), OpMode(session):
+        with installed(session), _optimizers(session), _backward_seen(session), CallMode(session), OpMode(session):
             yield session
     finally:
         _open.remove(session)
+
+
+@contextlib.contextmanager
+def _backward_seen(session: Session) -> Iterator[None]:
+    """`backward()` is itself a torch function, inside which torch looks away; hooks and custom backwards are the user's and must be seen."""
+    owners = [owner for owner in (torch.autograd, torch.autograd.graph) if hasattr(owner, "_engine_run_backward")]
+    original = getattr(owners[0], "_engine_run_backward") if owners else None  # noqa: B009 (a private name that some releases lack)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with CallMode(session):
+            return original(*args, **kwargs)  # type: ignore[misc]
+
+    for owner in owners:
+        owner._engine_run_backward = run  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for owner in owners:
+            owner._engine_run_backward = original  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

@@ -77,6 +77,9 @@ def _parts(path: str, value: Any) -> list[tuple[str, Any]]:
 
 def _function_parts(path: str, value: types.FunctionType) -> list[tuple[str, Any]]:
     found = [(name, cell) for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)]
+    if not sites.is_installed(value.__code__.co_filename):
+        names = [name for name in value.__code__.co_names if name in value.__globals__]
+        found += [(name, value.__globals__[name]) for name in names if not isinstance(value.__globals__[name], (types.ModuleType, type))]
     wrapped = getattr(value, "__wrapped__", None)
     return [*found, *([(path, wrapped)] if wrapped is not None else []), *((path, part) for part in value.__defaults__ or ())]
 

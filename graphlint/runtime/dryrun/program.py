@@ -57,6 +57,7 @@ class Program:
         self._races = memory.Races(session)
         self._lines: list[tuple[str, int]] = []
         self._busy = False
+        self.compared = 0
         self.found: list[Finding] = []
         session.observer = self
 
@@ -185,9 +186,7 @@ class Program:
     def _replaced(self, graph: _Graph, site: Site) -> None:
         assert graph.watch is not None
         for change in graph.watch.changes.values():
-            rule, words = _change_rule(change)
-            finding = self._judge.finding(rule, change.path, words, staleness.line_site(change.place))
-            self._keep(finding, Related(site.filename, site.row, "replayed here"))
+            self._keep(staleness.replaced(self._judge, change), Related(site.filename, site.row, "replayed here"))
         for storage in graph.watch.dead:
             self._lost(graph, storage)
 
@@ -230,6 +229,7 @@ class Program:
         with self._session.unwatched():
             self._asks_capturing(graph, bound, roots)
         later, effects = self._eager(bound, roots, graph)
+        self.compared += 1
         if later is None:
             return
         named = {change.path for change in graph.watch.changes.values()} if graph.watch else set()
@@ -337,20 +337,6 @@ def _cold(roots: dict[str, Any]) -> bool:
         if isinstance(value, torch.amp.GradScaler) and value._scale is None:
             return True
     return False
-
-
-def _change_rule(change: memory.Change) -> tuple[str, str]:
-    """The rule and the words for one change between capture and replay."""
-    if change.kind == "mode":
-        return "frozen-mode", "is another mode now than at capture; the graph keeps the old one"
-    if change.kind == "hook":
-        return "python-hook", "has other hooks now than at capture; a replay runs none of them"
-    words = "leads to other memory than at capture; the graph keeps the old address"
-    if change.kind in staleness.ADDRESS_RULES:
-        return staleness.ADDRESS_RULES[change.kind], words
-    if change.gone and change.kind == "entry":
-        return "evicted-cache", words
-    return ("replaced-buffer" if change.path.count(".") > 1 else "rebound-input"), words
 
 
 def _shape(region: Region) -> tuple[Any, ...]:

@@ -90,8 +90,8 @@ class Session:
 
     @property
     def call(self) -> str:
-        """The outermost torch function that the user called, or nothing."""
-        return self.calls[0].name if self.calls else ""
+        """The torch function that the user called, or nothing; in backward the innermost one."""
+        return self.calls[-1].name if self.calls else ""
 
     def site(self) -> Site:
         """The user's line that is running; for an engine thread of backward, the line of the thread that waits for it."""

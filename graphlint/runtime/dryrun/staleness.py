@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from graphlint.findings import Finding, Related
 from graphlint.runtime.differential import Difference, tested_names
-from graphlint.runtime.dryrun import sites
+from graphlint.runtime.dryrun import memory, sites
 from graphlint.runtime.dryrun.hoststate import Effect
 from graphlint.runtime.dryrun.judge import Judge
 from graphlint.runtime.dryrun.records import Site, Trace
@@ -107,6 +107,26 @@ def line_site(place: tuple[str, int]) -> Site:
     """A site for a bare line."""
     text = linecache.getline(*place)
     return Site(place[0], place[1], column=len(text) - len(text.lstrip()) + 1, end_row=place[1], end_column=len(text.rstrip()) + 1)
+
+
+def replaced(judge: Judge, change: memory.Change) -> Finding:
+    """A finding for memory, a mode or hooks that changed between the capture and a replay, at the line that changed it."""
+    rule, words = _change_rule(change)
+    return judge.finding(rule, change.path, words, line_site(change.place))
+
+
+def _change_rule(change: memory.Change) -> tuple[str, str]:
+    """The rule and the words for one change between capture and replay."""
+    if change.kind == "mode":
+        return "frozen-mode", "is another mode now than at capture; the graph keeps the old one"
+    if change.kind == "hook":
+        return "python-hook", "has other hooks now than at capture; a replay runs none of them"
+    words = "leads to other memory than at capture; the graph keeps the old address"
+    if change.kind in ADDRESS_RULES:
+        return ADDRESS_RULES[change.kind], words
+    if change.gone and change.kind == "entry":
+        return "evicted-cache", words
+    return ("replaced-buffer" if change.path.count(".") > 1 else "rebound-input"), words
 
 
 def last_assigned(lines: list[tuple[str, int]], name: str) -> tuple[str, int] | None:
