@@ -2,9 +2,9 @@
 
     python benchmarks/replay.py --output benchmarks/results/replay.jsonl
 
-Needs a CUDA device; tensordict is measured where it is installed. One JSON line per row: `bench`, `who`, `inputs`, `parameters`,
-`host_us` (median time until the call returns, the device kept from falling behind), `whole_us` (median time to the end of the work).
-The floor is one grouped copy of the inputs and a bare `CUDAGraph.replay()`.
+Needs a CUDA device; tensordict is measured where it is installed. One JSON line per row: `bench`, `who`, `inputs`,
+`parameters`, `host_us` (median time until the call returns, the device kept from falling behind), `whole_us` (median
+time to the end of the work). The floor is one grouped copy of the inputs and a bare `CUDAGraph.replay()`.
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ def peers(net: nn.Module, inputs: list[torch.Tensor]) -> dict[str, Callable[[], 
 
 
 class Twin(nn.Module):
-    """`make_graphed_callables` replaces the forward of what it is given: it gets a module of its own around the same parameters."""
+    """`make_graphed_callables` replaces the forward of what it is given: it gets a module of its own around the same
+    parameters.
+    """
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -153,14 +155,16 @@ def host_rows() -> list[Row]:
     rows: list[Row] = []
     for inputs, parameters in ((1, 0), (4, 0), (32, 0), (1, 10), (4, 10), (1, 1000), (4, 1000)):
         torch._dynamo.reset()
-        net = Net(parameters).cuda()
+        net = Net(parameters).cuda().eval()
         tensors = [torch.randn(8, 32, device="cuda") for _ in range(inputs)]
         with torch.no_grad():
             timed = interleaved(peers(net, tensors))
         base = timed["floor"][0]
         for who, (host, whole) in timed.items():
             row = {"bench": "forward", "who": who, "inputs": inputs, "parameters": parameters}
-            rows.append({**row, "host_us": round(host, 2), "whole_us": round(whole, 2), "of_floor": round(host / base, 3)})
+            rows.append(
+                {**row, "host_us": round(host, 2), "whole_us": round(whole, 2), "of_floor": round(host / base, 3)}
+            )
             print(rows[-1])
     return rows
 
@@ -186,7 +190,9 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Decoder-only, learned positions."""
 
-    def __init__(self, layers: int = 12, width: int = 512, heads: int = 8, vocabulary: int = 8192, length: int = 128) -> None:
+    def __init__(
+        self, layers: int = 12, width: int = 512, heads: int = 8, vocabulary: int = 8192, length: int = 128
+    ) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(layers)])
@@ -243,7 +249,14 @@ def training_rows() -> list[Row]:
     base = statistics.median(times["hand-captured"])
     for who, values in times.items():
         middle = statistics.median(values)
-        rows.append({"bench": "training step", "who": who, "whole_us": round(middle, 1), "of_hand_captured": round(middle / base, 3)})
+        rows.append(
+            {
+                "bench": "training step",
+                "who": who,
+                "whole_us": round(middle, 1),
+                "of_hand_captured": round(middle / base, 3),
+            }
+        )
         print(rows[-1])
     print(guard.report())
     del keep, keep_hand, keep_mine
@@ -296,7 +309,15 @@ def decode_rows() -> list[Row]:
     base = statistics.median(t[1] for t in times["hand-captured"])
     for who, values in times.items():
         host, whole = statistics.median(t[0] for t in values), statistics.median(t[1] for t in values)
-        rows.append({"bench": "decode step", "who": who, "host_us": round(host, 1), "whole_us": round(whole, 1), "of_hand_captured": round(whole / base, 3)})
+        rows.append(
+            {
+                "bench": "decode step",
+                "who": who,
+                "host_us": round(host, 1),
+                "whole_us": round(whole, 1),
+                "of_hand_captured": round(whole / base, 3),
+            }
+        )
         print(rows[-1])
     return rows
 
@@ -305,7 +326,9 @@ def main() -> None:
     """Runs the rows asked for and writes them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--only", nargs="*", default=["host", "training", "decode"], choices=["host", "training", "decode"])
+    parser.add_argument(
+        "--only", nargs="*", default=["host", "training", "decode"], choices=["host", "training", "decode"]
+    )
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no CUDA device: these figures can only be measured on one")

@@ -1,9 +1,10 @@
-"""From a call without a graph to a captured, proved one: warm up, capture, settle, verify. Each step leaves the world as one eager call.
+"""From a call without a graph to a captured, proved one: warm up, capture, settle, verify. Each step leaves the world
+as one eager call.
 
     S0 --watched call, undone--> S0 --the caller's real call--> S1 --warm-up, capture, verification, all undone--> S1
 
-If anything fails, either the caller gets the error and the world is S0 again, as if nothing had been tried, or (when eager was asked
-for) the caller gets the real call's result and the world is S1.
+If anything fails, either the caller gets the error and the world is S0 again, as if nothing had been tried, or (when
+eager was asked for) the caller gets the real call's result and the world is S1.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ class Admission:
         return self.backend.free_bytes(self.state.device)
 
     def real_call(self) -> None:
-        """Watches the call without a trace, then runs it once for the caller. What the call itself raises goes to the caller."""
+        """Watches the call without a trace, then runs it once for the caller. What the call itself raises goes to
+        the caller.
+        """
         call = self.call
         self.before = self.state.snapshot(self.room)
         mine = {leaf.untyped_storage().data_ptr() for leaf in call.leaves if isinstance(leaf, torch.Tensor)}
@@ -171,7 +174,9 @@ class Admission:
     def _static_call(self) -> Callable[[], Any]:
         """The call on buffers of its own, for warm-up."""
         leaves = private(self.call.leaves, self.call.spec, list(self.call.spec.tensor_indices))
-        leaves = [leaves[self.call.spec.aliases[i]] if i in self.call.spec.tensor_indices else x for i, x in enumerate(leaves)]
+        leaves = [
+            leaves[self.call.spec.aliases[i]] if i in self.call.spec.tensor_indices else x for i, x in enumerate(leaves)
+        ]
         for leaf, own in zip(leaves, self.call.leaves, strict=True):
             if isinstance(leaf, torch.Tensor) and own.requires_grad:
                 leaf.requires_grad_(True)
@@ -185,7 +190,9 @@ class Admission:
                 param.grad = None
 
     def capture(self, size: int, pool: Any) -> Captured:
-        """Captures the call (at bucket `size`, if it has buckets). Raises CaptureError; the process is sane either way."""
+        """Captures the call (at bucket `size`, if it has buckets). Raises CaptureError; the process is sane either
+        way.
+        """
         spec = self.call.plan.widen(self.call.spec, size) if self.call.plan else self.call.spec
         static = StaticInputs(spec, self.call.leaves, self.call.plan, size, self.options.mode == "autograd")
         static.load(self.leaves_for(size))
@@ -275,7 +282,9 @@ class Admission:
         return error
 
     def _settle(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Sets the world to S1, but keeps what the graph bound anew (gradients, attributes) bound to the graph's memory."""
+        """Sets the world to S1, but keeps what the graph bound anew (gradients, attributes) bound to the graph's
+        memory.
+        """
         old = {slot.label: tensor for slot, tensor in self.after.bindings}
         moved = [
             (slot, new) for slot in self.state.slots()
@@ -304,7 +313,7 @@ class Admission:
             address = first.untyped_storage().data_ptr()
             if any(t.untyped_storage().data_ptr() == address for t in self.watched.reads):
                 raise error_of("replaced-buffer")(
-                    f"the call reads `{label}` and then binds another tensor to it; a replay would read the first one for ever",
+                    f"the call reads `{label}` and then binds another tensor to it; a replay would go on reading the first",
                     rule="replaced-buffer",
                     stage="capture",
                     where=self.where,
@@ -345,7 +354,8 @@ class Admission:
         base = self.state.snapshot(self.room)
         count = DEFAULT_STEPS if steps == "first" else int(steps)
         trial = Trial(
-            captured, self._eager_leaves, self.state, base, self.backend, self.watched, self.private(self.leaves_for(captured.static.size)),
+            captured, self._eager_leaves, self.state, base, self.backend, self.watched,
+            self.private(self.leaves_for(captured.static.size)),
             self.call.spec,
             self.room, self.call.plan is None, self.where, captured.report.proofs, self.host_changes,
         )  # fmt: skip

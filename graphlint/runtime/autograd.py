@@ -1,8 +1,9 @@
 """Mode "autograd": a forward graph and a backward graph behind one autograd node.
 
-torch's own `make_graphed_callables` hands every parameter through the node and returns the graph's own gradient memory, which autograd may
-adopt as `p.grad`: the second micro-batch then overwrites the first. Here the node has one input per differentiable argument and one anchor;
-the parameters' gradients are added to `p.grad` by a grouped call, from memory of the graph into memory of the parameter.
+torch's own `make_graphed_callables` hands every parameter through the node and returns the graph's own gradient
+memory, which autograd may adopt as `p.grad`: the second micro-batch then overwrites the first. Here the node has one
+input per differentiable argument and one anchor; the parameters' gradients are added to `p.grad` by a grouped call,
+from memory of the graph into memory of the parameter.
 """
 
 from __future__ import annotations

@@ -66,6 +66,9 @@ class GraphBackend(Protocol):
     def unavailable(self) -> str:
         """Why nothing can be captured here, as one sentence; empty when something can."""
 
+    def current_device(self) -> torch.device:
+        """The device of a call that shows no tensor."""
+
     def new_stream(self, device: torch.device) -> Any:
         """A side stream for warm-up and capture."""
 
@@ -73,7 +76,9 @@ class GraphBackend(Protocol):
         """A memory pool that several graphs can share."""
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """Work inside runs on `stream`, after what the current stream has queued; the current stream then waits for it."""
+        """Work inside runs on `stream`, after what the current stream has queued; the current stream then waits for
+        it.
+        """
 
     def capture(self, body: Callable[[], T], request: CaptureRequest) -> tuple[Graph, T]:
         """Captures `body()` without running it on the device. Raises CaptureFailed, with the process healed."""

@@ -122,7 +122,9 @@ class Unpad:
 
     @classmethod
     def compare(cls, short: Sequence[Any], length: int, long: Sequence[Any], size: int) -> Unpad:
-        """Outputs of a call of `length` beside those of a call of `size` (not equal): where the shapes follow the length."""
+        """Outputs of a call of `length` beside those of a call of `size` (not equal): where the shapes follow the
+        length.
+        """
         dims: dict[int, tuple[int, ...]] = {}
         for i, (a, b) in enumerate(zip(short, long, strict=False)):
             if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dim() == b.dim():

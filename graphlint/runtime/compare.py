@@ -1,4 +1,6 @@
-"""When are two results the same? Bitwise if eager repeats itself bitwise, else within what eager differs from itself."""
+"""When are two results the same? Bitwise if eager repeats itself bitwise, else within what eager differs from
+itself.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """The CUDA backend: begin, end, heal. Everything that decides is elsewhere.
 
-What was measured and is relied on here (torch 2.11, H200): with sync-debug mode "error" switched on after `capture_begin` and off before
-`capture_end`, most synchronising calls raise at their line and the capture stays valid. Where it does not, the stream is still the
-capture stream and every generator still believes it is being captured; restoring the stream and capturing one trivial operation in
-a throw-away graph heals both, and older graphs still replay.
+What was measured and is relied on here (torch 2.11, H200): with sync-debug mode "error" switched on after
+`capture_begin` and off before `capture_end`, most synchronising calls raise at their line and the capture stays valid.
+Where it does not, the stream is still the capture stream and every generator still believes it is being captured;
+restoring the stream and capturing one trivial operation in a throw-away graph heals both, and older graphs still
+replay.
 """
 
 from __future__ import annotations
@@ -67,6 +68,10 @@ class CudaBackend:
             return "PYTORCH_NO_CUDA_MEMORY_CACHING switches off the pools that graphs need"
         return ""
 
+    def current_device(self) -> torch.device:
+        """Where a call without tensors works."""
+        return torch.device("cuda", torch.cuda.current_device())
+
     def new_stream(self, device: torch.device) -> torch.cuda.Stream:
         """A side stream of the device."""
         return torch.cuda.Stream(device)
@@ -101,6 +106,7 @@ class CudaBackend:
                 first = second = _begin(graph, request)
                 if first is None:
                     out, first = _run(body, request.armed and not _other_threads())
+                    torch.cuda.set_stream(stream)  # the body may have left another one current
                     second = _end(graph)
             finally:
                 torch.cuda.set_stream(previous)

@@ -1,8 +1,9 @@
 """Finds what a function can reach before it runs: modules, optimizers, scalers, generators, tensors and plain numbers.
 
-A step is seldom given its state as arguments: it closes over a model and an optimizer, or reads them from `self` or from its module.
-This walks closures, the globals that the code names, defaults, `self` and the functions it calls in the user's own files. What it misses
-(state behind a C extension, say) can be declared: `capture_safe(modules=..., optimizers=...)`.
+A step is seldom given its state as arguments: it closes over a model and an optimizer, or reads them from `self` or
+from its module. This walks closures, the globals that the code names, defaults, `self` and the functions it calls in
+the user's own files. What it misses (state behind a C extension, say) can be declared: `capture_safe(modules=...,
+optimizers=...)`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class Plain:
-    """A place that holds a Python value the code reads. `look(key)` gives it, None when it is gone; `put(value)` sets it."""
+    """A place that holds a Python value the code reads. `look(key)` gives it, None when it is gone; `put(value)`
+    sets it.
+    """
 
     label: str
     look: Callable[[Any], Any]
@@ -131,7 +134,7 @@ def _callable(found: Found, fn: Any, depth: int) -> None:
         _function(found, fn, depth)
     elif hasattr(fn, "__wrapped__"):
         _callable(found, fn.__wrapped__, depth)
-    elif not isinstance(fn, (type, types.BuiltinFunctionType)) and hasattr(type(fn), "__call__"):
+    elif not isinstance(fn, (type, types.BuiltinFunctionType)) and callable(fn):
         _visit(found, fn, type(fn).__name__, None, depth)
         _method(found, type(fn), "__call__", depth)
 
@@ -262,7 +265,18 @@ def _global_names(code: types.CodeType) -> set[str]:
 
 def _is_users(cls: type) -> bool:
     module = cls.__module__.split(".")[0]
-    return module not in ("builtins", "torch", "numpy", "threading", "logging", "collections", "weakref", "types", "re", "graphlint")
+    return module not in (
+        "builtins",
+        "torch",
+        "numpy",
+        "threading",
+        "logging",
+        "collections",
+        "weakref",
+        "types",
+        "re",
+        "graphlint",
+    )
 
 
 def _free(taken: dict[str, Any], label: str) -> str:

@@ -1,8 +1,9 @@
 """A CPU backend that behaves like a CUDA graph, so that the guard's logic is tested without a GPU.
 
-Capture runs the body under a dispatch mode that writes every operator on a tape, then undoes all effects: as on a GPU, capturing changes nothing.
-Replay runs the tape again on the *same* tensors: Python numbers are frozen, addresses are frozen, a rebound attribute is not seen, and random
-numbers are fresh. Reading a value raises what torch raises with sync-debug mode on.
+Capture runs the body under a dispatch mode that writes every operator on a tape, then undoes all effects: as on a GPU,
+capturing changes nothing. Replay runs the tape again on the *same* tensors: Python numbers are frozen, addresses are
+frozen, a rebound attribute is not seen, and random numbers are fresh. Reading a value raises what torch raises with
+sync-debug mode on.
 """
 
 from __future__ import annotations
@@ -110,6 +111,10 @@ class FakeBackend:
     def unavailable(self) -> str:
         """Always available."""
         return ""
+
+    def current_device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
 
     def new_stream(self, device: torch.device) -> Any:
         """A name for a stream."""

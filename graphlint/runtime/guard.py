@@ -1,12 +1,14 @@
-"""`@capture_safe`: warm a function up, check it, capture it, prove that the replay is what eager does, and replay it from then on.
+"""`@capture_safe`: warm a function up, check it, capture it, prove that the replay is what eager does, and replay it
+from then on.
 
-What is wrong with the simpler thing: `with torch.cuda.graph(g): step()` is four lines, and then inputs must be copied by hand into the
-tensors of the capture, warm-up has trained the model three times, a changed learning rate is ignored, a moved parameter is read where it
-was, an error names the second fault and leaves the process unable to draw random numbers, and nothing says whether the result is right.
+What is wrong with the simpler thing: `with torch.cuda.graph(g): step()` is four lines, and then inputs must be copied
+by hand into the tensors of the capture, warm-up has trained the model three times, a changed learning rate is ignored,
+a moved parameter is read where it was, an error names the second fault and leaves the process unable to draw random
+numbers, and nothing says whether the result is right.
 
-The hard part is that a capture runs the user's code without running it. So the first call is the caller's real one, eager and counted once;
-everything else the guard does around it is undone, bytes and generators included (`admit.py`). After that a call is one generated
-function: a check, a grouped copy, a launch (`hotpath.py`).
+The hard part is that a capture runs the user's code without running it. So the first call is the caller's real one,
+eager and counted once; everything else the guard does around it is undone, bytes and generators included (`admit.py`).
+After that a call is one generated function: a check, a grouped copy, a launch (`hotpath.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from typing import Any
 
 import torch
 
-from graphlint.runtime import autograd, backend as backends, discover
+from graphlint.runtime import autograd, discover
+from graphlint.runtime import backend as backends
 from graphlint.runtime.admit import Admission, Call
 from graphlint.runtime.autograd import AutogradCaptured
 from graphlint.runtime.backend import GraphBackend
@@ -77,6 +80,7 @@ class CaptureSafe:
             functools.update_wrapper(self, fn, updated=())
 
     def _init(self) -> None:
+        self._first: Callable[[Any, Any], Any] = _miss
         self._hot: tuple[Callable[[Any, Any], Any], ...] = ()
         self._graphs: OrderedDict[Any, Captured | AutogradCaptured] = OrderedDict()
         self._refused: dict[Any, CaptureError] = {}
@@ -104,7 +108,10 @@ class CaptureSafe:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replays where a graph stands for this call; else warms up, captures and verifies first."""
         try:
-            for hot in self._hot:
+            out = self._first(args, kwargs)
+            if out is not MISS:
+                return out
+            for hot in self._hot[1:]:
                 out = hot(args, kwargs)
                 if out is not MISS:
                     return out
@@ -223,6 +230,8 @@ class CaptureSafe:
         devices |= {
             t.device for slot in found.loose if isinstance(t := slot.get(), torch.Tensor) and t.device.type == kind
         }
+        if not devices:
+            return self._backend.current_device()
         if not any(device.type == kind for device in devices):
             raise NoDeviceError(f"neither an argument nor a parameter is on a {kind} device", stage="preflight")
         if len(devices) > 1:
@@ -329,7 +338,8 @@ class CaptureSafe:
     def _pool_for(self, admission: Admission) -> Any:
         """One pool for all graphs of the guard, so that they use the same scratch memory.
 
-        A graph whose gradients or attributes live on in its pool after a replay gets one of its own: another graph's scratch could lie there.
+        A graph whose gradients or attributes live on in its pool after a replay gets one of its own: another graph's
+        scratch could lie there.
         """
         if self._options.pool is not None:
             return self._options.pool
@@ -348,6 +358,7 @@ class CaptureSafe:
         while len(self._graphs) > self._options.max_graphs:
             _, old = self._graphs.popitem(last=False)
             self._counts["replays of dropped graphs"] += old.replays[0]
+            self._disarm(old)
             self._release(old)
             self._counts["evicted"] += 1
             if self._counts["evicted"] == 2 * self._options.max_graphs:
@@ -382,7 +393,7 @@ class CaptureSafe:
         live = [c.hot for c in reversed(self._graphs.values()) if c.hot is not None and c is not captured]
         if captured.hot is not None:
             live.insert(0, captured.hot)
-        self._hot = tuple(live[:HOT_GRAPHS])
+        self._line_up(live)
 
     def _route(self, length: int) -> Callable[[Any, Any], Any] | None:
         """The fast path of the bucket that holds a length."""
@@ -396,7 +407,9 @@ class CaptureSafe:
     # ---- replaying off the fast path ----
 
     def _replay(self, key: Any, captured: Captured | AutogradCaptured, call: Call) -> Any:
-        """A call whose graph stands, but that missed the fast path: another graph's turn, a shadowed call, a dirty watch."""
+        """A call whose graph stands, but that missed the fast path: another graph's turn, a shadowed call, a dirty
+        watch.
+        """
         if isinstance(captured, Captured) and captured.entry == "some":
             captured.adopt_grads()
         fact = captured.watch.first_broken()
@@ -437,7 +450,9 @@ class CaptureSafe:
                 )
 
     def _shadow(self, captured: Captured, call: Call) -> Any:
-        """A real call with real new inputs, run eagerly and by replay from the same state; the replay's effects stay."""
+        """A real call with real new inputs, run eagerly and by replay from the same state; the replay's effects
+        stay.
+        """
         state = self._state
         assert state is not None
         self._counts["shadowed"] += 1
@@ -473,7 +488,9 @@ class CaptureSafe:
         return captured.hand_out(results)
 
     def _kept(self, captured: Captured, args: Any, kwargs: Any) -> Any:
-        """The caller holds an earlier result in more than one place: it gets its own memory, later results are copies."""
+        """The caller holds an earlier result in more than one place: it gets its own memory, later results are
+        copies.
+        """
         captured.part_with_outputs()
         self._warn(
             GuardWarning(
@@ -490,8 +507,13 @@ class CaptureSafe:
         return MISS
 
     def _disarm(self, captured: Captured | AutogradCaptured) -> None:
-        self._hot = tuple(hot for hot in self._hot if hot is not captured.hot)
+        self._line_up([hot for hot in self._hot if hot is not captured.hot])
         captured.hot = None
+
+    def _line_up(self, hot: list[Callable[[Any, Any], Any]]) -> None:
+        """The fast paths that a call tries, the likeliest first."""
+        self._hot = tuple(hot[:HOT_GRAPHS])
+        self._first = self._hot[0] if self._hot else _miss
 
     def _dirty(self) -> None:
         for captured in self._graphs.values():
@@ -582,8 +604,8 @@ class CaptureSafe:
     def input_buffers(self, key: int | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The graph's own input tensors, laid out as `(args, kwargs)` of the call.
 
-        Fill them in place and call the guard with them: then nothing is checked or copied. `key` is a bucket's size; without it, the
-        buffers of the graph that was used last. Raises LookupError when there is no such graph yet.
+        Fill them in place and call the guard with them: then nothing is checked or copied. `key` is a bucket's size;
+        without it, the buffers of the graph that was used last. Raises LookupError when there is no such graph yet.
         """
         for captured in reversed(self._graphs.values()):
             if key is None or captured.static.size == key:
@@ -612,7 +634,9 @@ class CaptureSafe:
         return {"graphs": len(self._graphs), "replays": replays, **counts}
 
     def memory(self) -> dict[str, int]:
-        """Bytes: `inputs` in buffers, `outputs` in static results, `pool` in the shared pool as the allocator sees it."""
+        """Bytes: `inputs` in buffers, `outputs` in static results, `pool` in the shared pool as the allocator sees
+        it.
+        """
         outputs = sum(
             out.untyped_storage().nbytes()
             for captured in self._graphs.values()
@@ -647,7 +671,7 @@ class CaptureSafe:
     def _drop(self, key: Any) -> None:
         captured = self._graphs.pop(key)
         self._counts["replays of dropped graphs"] += captured.replays[0]
-        self._hot = tuple(hot for hot in self._hot if hot is not captured.hot)
+        self._line_up([hot for hot in self._hot if hot is not captured.hot])
         if not self._backend.unavailable() and self._state is not None:
             self._backend.synchronize(self._state.device)
         self._free_grads(captured)
@@ -698,6 +722,11 @@ class CaptureSafe:
 
     def __repr__(self) -> str:
         return f"<capture_safe {self.__name__}, mode {self._options.mode}, {len(self._graphs)} graph(s)>"
+
+
+def _miss(args: Any, kwargs: Any) -> Any:
+    """The fast path of a guard without graphs."""
+    return MISS
 
 
 def _nothing() -> None:
@@ -755,35 +784,41 @@ def capture_safe(
 ) -> Any:
     """Guards a function, a method or a module: captured on its first call, proved, and replayed from then on.
 
-    Use it as `@capture_safe`, `@capture_safe(mode=...)` or `capture_safe(module, ...)`. The first call runs eagerly and counts once:
-    parameters, buffers, gradients, optimizer and scaler state and generators are then what one eager call leaves. Every tensor
-    argument must be on one device; other arguments must be hashable and choose the graph.
+    Use it as `@capture_safe`, `@capture_safe(mode=...)` or `capture_safe(module, ...)`. The first call runs eagerly
+    and counts once: parameters, buffers, gradients, optimizer and scaler state and generators are then what one eager
+    call leaves. Every tensor argument must be on one device; other arguments must be hashable and choose the graph.
 
     Args:
-        fn: what is guarded. State that it reaches by closure, globals or `self` is found; state it can't be seen to reach is declared below.
-        mode: "step" (default for functions): no autograd across the call, it may hold backward and optimizer. "forward" (default for
-            modules): the same without gradients. "autograd": forward and backward graphs, gradients flow to arguments and parameters.
+        fn: what is guarded. State that it reaches by closure, globals or `self` is found; state it can't be seen to
+            reach is declared below.
+        mode: "step" (default for functions): no autograd across the call, it may hold backward and optimizer.
+            "forward" (default for modules): the same without gradients. "autograd": forward and backward graphs,
+            gradients flow to arguments and parameters.
         warmup: calls before the capture, all but the first of them undone.
         stream, pool: a stream to capture on and a pool handle, else the guard's own.
         capture_error_mode: as in `torch.cuda.graph`; "thread_local" lets other threads use CUDA meanwhile.
-        buckets: `{"x": (dim, [512, 1024, 2048])}`: calls are padded to the next size and replay its graph; all sizes are captured at the
-            first call, the largest first. Or a function of the arguments whose hashable result becomes part of the key.
+        buckets: `{"x": (dim, [512, 1024, 2048])}`: calls are padded to the next size and replay its graph; all sizes
+            are captured at the first call, the largest first. Or a function of the arguments whose hashable result
+            becomes part of the key.
         pad: what fills the padding, by argument name; 0 where not given.
         unpad: `{output index: dim}` to cut back; without it the guard finds out by comparing shapes.
-        inputs: "copy": into the guard's buffers; "alias": the caller passes the tensors of `input_buffers()` themselves.
-        outputs: "alias": the graph's memory, overwritten by the next call (default); "clone" (default in mode "autograd"); or a ring depth.
+        inputs: "copy": into the guard's buffers; "alias": the caller passes the tensors of `input_buffers()`
+            themselves.
+        outputs: "alias": the graph's memory, overwritten by the next call (default); "clone" (default in mode
+            "autograd"); or a ring depth.
         modules, optimizers, generators, scaler: further state to set back, watch and register.
         tensor_lr: turn the lr of capturable optimizers into a device tensor, so that schedulers reach the graph.
         verify: "first" (3 steps against eager, then the next 2 real calls), a number of steps, or "off".
-        on_violation: "raise"; "eager": run eagerly, counted, with one warning per reason; "recapture" when a watched fact fails;
-            "warn": go on with the graph.
+        on_violation: "raise"; "eager": run eagerly, counted, with one warning per reason; "recapture" when a watched
+            fact fails; "warn": go on with the graph.
         max_graphs: graphs kept; the one not used for longest is dropped.
         watch: "sampled", "full" or "off": how often the facts a graph relies on are looked at.
         backend: the device kind; CUDA when None.
 
     Raises:
         ValueError: an option that does not exist.
-        CaptureError: on calls; the subclass, `.code` and `.where` tell what and where. With "raise" a failed call has no effect.
+        CaptureError: on calls; the subclass, `.code` and `.where` tell what and where. With "raise" a failed call has
+            no effect.
     """
     if fn is None:
         given = {k: v for k, v in locals().items() if k != "fn"}

@@ -1,8 +1,9 @@
 """Writes the function that a replay runs through, as Python source made for one graph.
 
-A general wrapper flattens, compares and copies in loops: tens of microseconds. The call that a graph serves is known at capture, so
-its check is spelled out: unpack these names, compare these constants, one C++ check of all tensors, one grouped copy, a few facts,
-launch. The function gives `MISS` when the call is not the graph's; the slow path then finds out why.
+A general wrapper flattens, compares and copies in loops: tens of microseconds. The call that a graph serves is known
+at capture, so its check is spelled out: unpack these names, compare these constants, one C++ check of all tensors, one
+grouped copy, a few facts, launch. The function gives `MISS` when the call is not the graph's; the slow path then finds
+out why.
 """
 
 from __future__ import annotations
@@ -156,8 +157,8 @@ def write_training(out: Source, roots: list[torch.nn.Module], limit: int = 4) ->
 def tensor_check(tensors: list[torch.Tensor], spec: list[TensorSpec], dynamic: dict[int, int]) -> Callable[..., bool]:
     """One function that compares all tensors of a call with the captured ones.
 
-    `dynamic[i]` is the dimension of tensor i that a bucket lets vary; strides of such a tensor are free.
-    Uses torch's C++ guards where they exist, which also see autocast, inference tensors and the same tensor passed twice.
+    `dynamic[i]` is the dimension of tensor i that a bucket lets vary; strides of such a tensor are free. Uses torch's
+    C++ guards where they exist, which also see autocast, inference tensors and the same tensor passed twice.
     """
     if not tensors:
         return lambda: True
@@ -202,7 +203,9 @@ def python_check(spec: list[TensorSpec], dynamic: dict[int, int]) -> Callable[..
 
 
 def write_watch(out: Source, watch: Watch, broken: Callable[[Any, Any, Any], Any]) -> None:
-    """Looks at the anchors and at one more fact (all of them when the watch is full). A broken fact goes to `broken`."""
+    """Looks at the anchors and at one more fact (all of them when the watch is full). A broken fact goes to
+    `broken`.
+    """
     if watch.mode == "off":
         return
     out.constants.update(dirty=watch.dirty, broken=broken)
@@ -221,10 +224,9 @@ def write_watch(out: Source, watch: Watch, broken: Callable[[Any, Any, Any], Any
             address = out.constant(fact.address, "address")
             out.add(f"if {look}({key}) is not {held} or {address}() != {fact.at}: return broken({f}, args, kwargs)")
     if watch.mode == "sampled" and watch.facts:
-        out.constants["next_fact"] = itertools.cycle(watch.facts).__next__
-        out.add("fact = next_fact()")
-        out.add("look, key, held, address, at, _, _ = fact")
-        out.add("if look(key) is not held or address() != at: return broken(fact, args, kwargs)")
+        out.constants["next_fact"] = itertools.cycle([tuple(fact[:5]) for fact in watch.facts]).__next__
+        out.add("look, key, held, address, at = next_fact()")
+        out.add("if look(key) is not held or address() != at: return broken(None, args, kwargs)")
 
 
 def write_outputs(out: Source, tree: Tree, names: list[str], build: Callable[[list[Any]], Any]) -> str:

@@ -5,6 +5,7 @@ The caller's tensors are never captured: a graph that did would write into them 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -140,7 +141,8 @@ def check_inputs(spec: Spec, leaves: Sequence[Any], device_type: str, mode: str)
     """The device of the arguments, or None when no tensor is among them.
 
     Raises:
-        SignatureError: tensors on the host or on two devices, memory that overlaps itself, or a gradient that would be lost.
+        SignatureError: tensors on the host or on two devices, memory that overlaps itself, or a gradient that would be
+            lost.
     """
     device: torch.device | None = None
     for i in spec.tensor_indices:
@@ -176,7 +178,9 @@ def check_inputs(spec: Spec, leaves: Sequence[Any], device_type: str, mode: str)
 
 
 def shared_memory(spec: Spec, leaves: Sequence[Any], written: set[int]) -> str:
-    """The name of an argument that shares memory with another one (not the very same tensor) and is written; else empty."""
+    """The name of an argument that shares memory with another one (not the very same tensor) and is written; else
+    empty.
+    """
     spans: list[tuple[int, int, int]] = []
     for i in spec.tensor_indices:
         tensor = leaves[i]
@@ -184,7 +188,7 @@ def shared_memory(spec: Spec, leaves: Sequence[Any], written: set[int]) -> str:
             size = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
             spans.append((tensor.data_ptr(), tensor.data_ptr() + size * tensor.element_size(), i))
     spans.sort()
-    for (_, end, i), (start, _, j) in zip(spans, spans[1:], strict=False):
+    for (_, end, i), (start, _, j) in itertools.pairwise(spans):
         if start < end and leaves[i].untyped_storage().data_ptr() in written:
             return spec.names[j]
     return ""

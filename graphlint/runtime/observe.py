@@ -1,12 +1,13 @@
 """Watched warm-up: one eager call under a dispatch mode tells what the call reads, writes and draws from.
 
-From it the guard knows which tensors outside the call it must keep alive and watch, which ones it must set back after warm-up (each is
-copied before its first write), which generators the graph needs, and at which lines an operator waits for the device, in forward
-and, by way of autograd's own metadata, in backward.
+From it the guard knows which tensors outside the call it must keep alive and watch, which ones it must set back after
+warm-up (each is copied before its first write), which generators the graph needs, and at which lines an operator waits
+for the device, in forward and, by way of autograd's own metadata, in backward.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -55,7 +56,9 @@ class OpEvent:
 
 @dataclass(frozen=True)
 class Written:
-    """A storage outside the call that the call wrote: its bytes seen as uint8, and a copy from before the first write."""
+    """A storage outside the call that the call wrote: its bytes seen as uint8, and a copy from before the first
+    write.
+    """
 
     live: torch.Tensor
     before: torch.Tensor
@@ -65,11 +68,16 @@ class Written:
         self.live.copy_(self.before)
 
 
+@functools.lru_cache(maxsize=4096)
 def is_library(filename: str) -> bool:
-    """Whether a file belongs to torch, to another installed package, to Python or to graphlint."""
+    """Whether a file belongs to torch, to another installed package, to Python or to graphlint, or is no Python
+    file.
+    """
     if filename.startswith("<") and not filename.startswith("<ipython"):
         return True
     path = os.path.abspath(filename)
+    if "/site-packages/" in path or "/dist-packages/" in path or path.endswith((".pyx", ".pxd", ".pxi")):
+        return True
     return path.startswith(_OWN) or os.path.realpath(path).startswith(_LIBRARY)
 
 
@@ -169,7 +177,9 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
         return OpEvent(name, user_line(sys._getframe()), forward, in_backward)
 
     def _tensors(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Sorts the operator's tensors into read and written, and copies what is about to be written for the first time."""
+        """Sorts the operator's tensors into read and written, and copies what is about to be written for the first
+        time.
+        """
         written: set[int] = set()
         if func._schema.is_mutable or "batch_norm" in func._schema.name:
             for info, value in _named(func, args, kwargs):

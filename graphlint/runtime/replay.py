@@ -32,7 +32,9 @@ _CACHED_LENGTHS = 4096
 
 @dataclass
 class Shared:
-    """What all graphs of one guard share: the lock, the last stream, and the switch that sends calls to the slow path."""
+    """What all graphs of one guard share: the lock, the last stream, and the switch that sends calls to the slow
+    path.
+    """
 
     lock: Any
     busy: list[int]
@@ -101,7 +103,9 @@ class Captured:
             param.grad = grad
 
     def adopt_grads(self) -> None:
-        """Takes over gradients that were bound elsewhere since: their values move into the tensors that the graph adds to."""
+        """Takes over gradients that were bound elsewhere since: their values move into the tensors that the graph
+        adds to.
+        """
         with torch.no_grad():
             for param, grad in self.grads:
                 if param.grad is not None and param.grad is not grad:
@@ -155,7 +159,9 @@ class Captured:
             return unflatten(self.tree, cut)
 
     def part_with_outputs(self) -> None:
-        """Gives tensors that the caller kept memory of their own, and goes on with copies: a replay would overwrite them."""
+        """Gives tensors that the caller kept memory of their own, and goes on with copies: a replay would overwrite
+        them.
+        """
         with torch.inference_mode(False), torch.no_grad():
             for i in self.tensors:
                 theirs = self.outputs[i]
@@ -353,7 +359,9 @@ def _padded_plan(captured: Captured) -> Callable[[dict[int, Any], int], Any]:
     return make
 
 
-def _write_kept(out: Source, captured: Captured, kept: Callable[[Captured, Any, Any], Any]) -> Callable[[list[str]], str]:
+def _write_kept(
+    out: Source, captured: Captured, kept: Callable[[Captured, Any, Any], Any]
+) -> Callable[[list[str]], str]:
     """Names the outputs, and notices before the launch when the caller still holds an earlier one twice."""
     own = {id(captured.static.leaves[i]): i for i in captured.static.unique}
     labels = [f"o{i}" for i in range(len(captured.outputs))]
@@ -366,7 +374,9 @@ def _write_kept(out: Source, captured: Captured, kept: Callable[[Captured, Any, 
             out.constants.update(refs=sys.getrefcount, kept=kept, mine=captured)
             for i in watched:
                 out.constants[f"held_o{i}"] = sys.maxsize
-            out.add("if " + " or ".join(f"refs(o{i}) > held_o{i}" for i in watched) + ": return kept(mine, args, kwargs)")
+            out.add(
+                "if " + " or ".join(f"refs(o{i}) > held_o{i}" for i in watched) + ": return kept(mine, args, kwargs)"
+            )
 
     def result(names: list[str]) -> str:
         parts = [

@@ -11,7 +11,9 @@ MARKS = {"proved": "ok ", "skipped": "-- ", "noted": "!! ", "failed": "XX "}
 
 @dataclass(frozen=True)
 class Proof:
-    """One stage of verification: `verdict` is "proved", "skipped", "noted" or "failed"; `text` says what was compared."""
+    """One stage of verification: `verdict` is "proved", "skipped", "noted" or "failed"; `text` says what was
+    compared.
+    """
 
     stage: str
     verdict: str
@@ -85,11 +87,13 @@ def _graph_lines(graph: GraphReport) -> list[str]:
     nodes = ", ".join(f"{count} {kind}" for kind, count in graph.nodes.items())
     lines = [f"  graph for {graph.call}" + (f" ({nodes})" if nodes else "")]
     lines.append(
-        f"    {graph.replays} replays; copies {', '.join(graph.copied) or 'nothing'} ({_size(graph.input_bytes)}); {graph.watched}"
+        f"    {graph.replays} replays; copies {', '.join(graph.copied) or 'nothing'} ({_size(graph.input_bytes)})",
+        f"    {graph.watched}",
     )
     if graph.replay_us:
         lines.append(
-            f"    eager {graph.eager_us:.0f} us, replay {graph.replay_us:.0f} us: {graph.eager_us / graph.replay_us:.2f} times"
+            f"    eager {graph.eager_us:.0f} us, replay {graph.replay_us:.0f} us: "
+            f"{graph.eager_us / graph.replay_us:.2f} times as fast"
         )
     lines.extend(f"    {MARKS[proof.verdict]}{proof.stage}: {proof.text}" for proof in graph.proofs)
     return lines

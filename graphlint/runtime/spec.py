@@ -29,7 +29,9 @@ class TensorSpec(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorSpec:
-        """The spec of a strided tensor on any device. The stride of a dimension of size 1 means nothing and is given as 0."""
+        """The spec of a strided tensor on any device. The stride of a dimension of size 1 means nothing and is given
+        as 0.
+        """
         stride = tuple(0 if size <= 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
         return cls(tuple(tensor.shape), stride, tensor.dtype, tensor.device, tensor.requires_grad)
 
@@ -188,7 +190,7 @@ def leaf_spec(leaf: Any, name: str) -> TensorSpec | PlainSpec:
         hash(leaf)
     except TypeError:
         raise SignatureError(
-            f"argument `{name}` of type {type(leaf).__name__} is neither a tensor nor hashable: it can't choose a graph",
+            f"argument `{name}` of type {type(leaf).__name__} is neither a tensor nor hashable: it chooses no graph",
             cure="Pass its tensors and numbers as arguments, or make the type a frozen dataclass.",
         ) from None
     return PlainSpec(type(leaf), leaf)

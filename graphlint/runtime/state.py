@@ -1,8 +1,9 @@
 """What a call changes beside its result, and how it is put back: the "exactly once" of the guard.
 
-Warm-up, capture and verification run the user's code several times; afterwards the world must look as after one eager call. A `Snapshot`
-holds three things: which object sits in every place (bindings), the bytes of every tensor, and the host's state (optimizer tables,
-counters, lists, random generators). Restoring writes bytes back *in place*: a graph knows tensors by address.
+Warm-up, capture and verification run the user's code several times; afterwards the world must look as after one eager
+call. A `Snapshot` holds three things: which object sits in every place (bindings), the bytes of every tensor, and the
+host's state (optimizer tables, counters, lists, random generators). Restoring writes bytes back *in place*: a graph
+knows tensors by address.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class State:
                 self.generators.append(gen)
 
     def slots(self) -> Iterator[Slot]:
-        """Every place that holds a tensor now. Optimizer state and gradients come and go, so this is listed anew each time."""
+        """Every place that holds a tensor now. Optimizer state and gradients come and go, so this is listed anew
+        each time.
+        """
         for path, module in self.found.submodules():
             yield from module_tensors(path, module)
         yield from self.found.loose
@@ -81,7 +84,9 @@ class State:
         return out
 
     def snapshot(self, room: int) -> Snapshot:
-        """Everything as it is now. Copies stay on the device while they take less than half of `room` bytes, else on the host."""
+        """Everything as it is now. Copies stay on the device while they take less than half of `room` bytes, else on
+        the host.
+        """
         return Snapshot(self, room)
 
 
@@ -190,7 +195,9 @@ _MISSING = object()
 
 
 def freeze(attributes: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
-    """A shallow copy of an object's `__dict__` (lists by their length) and a function that puts the object back as it is now."""
+    """A shallow copy of an object's `__dict__` (lists by their length) and a function that puts the object back as it
+    is now.
+    """
     saved = dict(attributes)
     inner = [put_back for value in saved.values() if (put_back := _frozen(value, _DEEP)) is not None]
 

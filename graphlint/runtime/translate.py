@@ -1,7 +1,8 @@
 """From what CUDA or torch raised first to the rule, the user's line and the cure.
 
-The error that a failed capture shows is usually the second one ("failed due to a previous error"); the guard keeps the first. Its text
-says what kind of call it was, its traceback where, and the watched warm-up which operators waited at that line.
+The error that a failed capture shows is usually the second one ("failed due to a previous error"); the guard keeps the
+first. Its text says what kind of call it was, its traceback where, and the watched warm-up which operators waited at
+that line.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def rule_of(first: BaseException, where: Where | None, stage: str, events: Seque
             return rule
     if not known:
         return "unknown-capture-failure"
-    return "thread-in-capture" if _PREVIOUS.search(text) and _other_threads() else "host-sync"
+    return "thread-in-capture" if _PREVIOUS.search(text) else "host-sync"
 
 
 def stage_of(trace: TracebackType | None) -> str:
@@ -136,7 +137,8 @@ def _library_functions(trace: TracebackType | None) -> list[str]:
         if "/torch/" in path:
             short = path.rsplit("/", 1)[-1]
             names.append(
-                f"{'torch/optim/' if '/torch/optim/' in path and short != 'optimizer.py' else ''}{short}:{frame.f_code.co_name}"
+                f"{'torch/optim/' if '/torch/optim/' in path and short != 'optimizer.py' else ''}{short}:"
+                f"{frame.f_code.co_name}"
             )
     return names
 
@@ -188,10 +190,6 @@ def _forward_of(events: Sequence[OpEvent]) -> Where | None:
     return next((event.forward for event in events if event.in_backward and event.forward), None)
 
 
-def _other_threads() -> bool:
-    return threading.active_count() > 1
-
-
 def _reason(rule: str, first: BaseException, where: Where | None, stage: str) -> str:
     line = where.source_line if where else ""
     told = f"`{line}`" if line else "the region"
@@ -208,7 +206,8 @@ def _reason(rule: str, first: BaseException, where: Where | None, stage: str) ->
         "stream-sync": f"{told} waits for a stream, an event or the device",
         "unregistered-generator": f"{told} draws from a generator that the graph does not know",
         "unjoined-stream": f"{told} forks a stream that is not joined before the region ends",
-        "thread-in-capture": f"another thread disturbed the capture ({', '.join(t.name for t in threading.enumerate())})",
+        "thread-in-capture": "a call in another thread, or one whose error was swallowed, ended the capture before "
+        f"{told}; threads now: {', '.join(t.name for t in threading.enumerate())}",
         "graph-out-of-memory": "memory ran out while the graph was captured",
         "first-compiled-call": f"{told} compiles inside the capture",
         "nested-capture": f"{told} captures or replays a graph inside the capture",

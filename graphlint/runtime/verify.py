@@ -1,7 +1,8 @@
-"""The last phase: is a replay what eager is? Nothing is assumed; each stage says what it compared and what it could not.
+"""The last phase: is a replay what eager is? Nothing is assumed; each stage says what it compared and what it could
+not.
 
-Eager and graph run in lockstep, each from its own copy of the state, on inputs that change from step to step. The first tensor that
-differs by more than eager differs from itself is named, with the step and the likely cause.
+Eager and graph run in lockstep, each from its own copy of the state, on inputs that change from step to step. The
+first tensor that differs by more than eager differs from itself is named, with the step and the likely cause.
 """
 
 from __future__ import annotations
@@ -169,7 +170,9 @@ def _calibrate(trial: Trial, leaves: list[Any]) -> dict[str, float]:
 
 
 def vary(leaves: list[Any], spec: Spec, step: int) -> tuple[list[Any], bool]:
-    """Other inputs of the same kind: floating-point tensors are shifted and scaled; integers may be indices and are left."""
+    """Other inputs of the same kind: floating-point tensors are shifted and scaled; integers may be indices and are
+    left.
+    """
     out, changed = list(leaves), False
     with torch.no_grad():
         for i in spec.tensor_indices:

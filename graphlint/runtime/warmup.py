@@ -1,7 +1,9 @@
-"""The first phase: one watched call that leaves no trace, the caller's real call, and more calls on the graph's own buffers.
+"""The first phase: one watched call that leaves no trace, the caller's real call, and more calls on the graph's own
+buffers.
 
-The real call is the caller's: it runs once, eagerly, and its result is what the first call returns. Everything that is born in a first
-step (optimizer state, caches, momentum buffers) is therefore born eagerly, and the capture sees the steady state.
+The real call is the caller's: it runs once, eagerly, and its result is what the first call returns. Everything that is
+born in a first step (optimizer state, caches, momentum buffers) is therefore born eagerly, and the capture sees the
+steady state.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class Watched:
 def watch_call(
     call: Callable[[], Any], arguments: set[int], state: State, backend: GraphBackend, stream: Any, room: int
 ) -> Watched:
-    """Runs the call under the observer and undoes it. An exception of the call is kept as text: the real call will raise it.
+    """Runs the call under the observer and undoes it. An exception of the call is kept as text: the real call will
+    raise it.
 
     `arguments` are the storage addresses of the call's own tensors, which are not state.
     """
@@ -94,7 +97,9 @@ def _quiet_anomaly() -> Any:
 
 
 def tensor_lr(state: State, watched: Watched) -> list[str]:
-    """Turns the lr of every optimizer that the call steps into a device tensor, where its code allows one; gives their labels."""
+    """Turns the lr of every optimizer that the call steps into a device tensor, where its code allows one; gives their
+    labels.
+    """
     turned = []
     for path, optimizer in state.found.optimizers.items():
         if not _steps(optimizer, watched):
@@ -118,7 +123,9 @@ def _takes_tensor_lr(optimizer: torch.optim.Optimizer, group: dict[str, Any]) ->
 
 
 def repeat(call: Callable[[], Any], times: int, base: Snapshot, backend: GraphBackend, stream: Any) -> list[Any]:
-    """More warm-up calls, each from the same state; gives the last one's leaves of gradient objects as they then were."""
+    """More warm-up calls, each from the same state; gives the last one's leaves of gradient objects as they then
+    were.
+    """
     grads: list[Any] = []
     for _ in range(times):
         with backend.on_stream(stream):

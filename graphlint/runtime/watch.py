@@ -1,8 +1,8 @@
 """What a graph relies on outside its arguments, as facts that cost a fraction of a microsecond to look at.
 
-A fact is "this place still holds this object, at this address". On every replay the *anchors* are looked at (the first parameter of
-each module, the learning rates, the numbers that the function itself reads) and one more fact in turn, so each of N facts is seen
-within N replays. Words are made only when a fact fails.
+A fact is "this place still holds this object, at this address". On every replay the *anchors* are looked at (the first
+parameter of each module, the learning rates, the numbers that the function itself reads) and one more fact in turn, so
+each of N facts is seen within N replays. Words are made only when a fact fails.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Fact(NamedTuple):
         now = self.look(self.key)
         if self.address is not int:
             if isinstance(self.held, torch.Tensor) and isinstance(now, (int, float)):
-                reason = f"`{self.label}` was a tensor at capture and is now the number {now!r}, which the graph does not read"
+                reason = (
+                    f"`{self.label}` was a tensor at capture and is the number {now!r} now; the graph does not see it"
+                )
             elif now is self.held:
                 reason = f"`{self.label}` was given other memory since capture; the graph still reads the old"
             else:
@@ -72,7 +74,7 @@ class Fact(NamedTuple):
 
 def _cure(kind: str, label: str) -> str:
     if kind in ("lr", "hyperparameter"):
-        return f"Keep it a device tensor and write it in place (`{label}.fill_(value)`), or call `.invalidate()` to capture again."
+        return f"Keep it a device tensor and write in place (`{label}.fill_(value)`), or call `.invalidate()` to recapture."
     if kind in ("number", "flag", "mode"):
         return "Pass it as an argument or keep it in a device tensor, or call `.invalidate()` to capture again."
     return "Write into the old tensor with `copy_`, or call `.invalidate()` to capture again."
@@ -101,11 +103,14 @@ class Watch:
             return "nothing is watched"
         if self.mode == "full":
             return f"all {len(self.facts)} facts are looked at on every replay"
-        return f"{len(self.anchors)} facts are looked at on every replay, each of the other {len(self.facts)} within {len(self.facts)} replays"
+        others = len(self.facts)
+        return f"{len(self.anchors)} facts are looked at on every replay, each of the other {others} within {others} replays"
 
 
 def watch_of(state: State, mode: str, changing: frozenset[str], grads: bool) -> Watch:
-    """Reads the facts of now. `changing` are labels that the call itself changes, `grads` whether gradients keep their address."""
+    """Reads the facts of now. `changing` are labels that the call itself changes, `grads` whether gradients keep their
+    address.
+    """
     anchors: list[Fact] = []
     facts: list[Fact] = []
     firsts = {next((id(p) for p in m.parameters()), 0) for m in state.found.modules.values()}
@@ -157,7 +162,7 @@ def _numbers(found: Found) -> list[tuple[Plain, str, bool]]:
 def _modes(found: Found) -> list[Fact]:
     """Training flags of submodules, and which parameters require grad."""
     facts = [
-        Fact(m.__dict__.get, "training", m.training, int, 0, "mode", f"{path}.training")
+        Fact(functools.partial(getattr, m), "training", m.training, int, 0, "mode", f"{path}.training")
         for path, m in found.submodules()
     ]
     for label, param in found.parameters():
@@ -167,7 +172,9 @@ def _modes(found: Found) -> list[Fact]:
 
 
 class _Loaded:
-    """Told by modules and optimizers that they loaded a state; forgets the guard when it dies, and when it is pickled."""
+    """Told by modules and optimizers that they loaded a state; forgets the guard when it dies, and when it is
+    pickled.
+    """
 
     def __init__(self, dirty: Callable[[], None]) -> None:
         self._dirty: Any = weakref.WeakMethod(dirty)
@@ -192,7 +199,9 @@ def _give_nothing() -> Callable[..., None]:
 
 
 def hook_loads(found: Found, dirty: Callable[[], None]) -> list[Any]:
-    """Asks modules and optimizers to call the method `dirty` after `load_state_dict`; gives the handles, to be removed on reset."""
+    """Asks modules and optimizers to call the method `dirty` after `load_state_dict`; gives the handles, to be removed
+    on reset.
+    """
     loaded = _Loaded(dirty)
     handles: list[Any] = [m.register_load_state_dict_post_hook(loaded) for m in found.modules.values()]
     handles += [o.register_load_state_dict_post_hook(loaded) for o in found.optimizers.values()]

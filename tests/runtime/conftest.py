@@ -1,4 +1,6 @@
-"""Every test here runs on the CPU against a fake graph backend, and once more on CUDA where there is a device (marker `gpu`)."""
+"""Every test here runs on the CPU against a fake graph backend, and once more on CUDA where there is a device (marker
+`gpu`).
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,10 @@ from graphlint.runtime.errors import CaptureError, TwoForwardsError  # noqa: E40
 def twins(kit: Any, **options: Any) -> tuple[Any, Any, Any]:
     """A module, an equal one, and a guard around the first."""
     torch.manual_seed(0)
-    made = [torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2)).to(kit.device) for _ in range(2)]
+    made = [
+        torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2)).to(kit.device)
+        for _ in range(2)
+    ]
     made[1].load_state_dict(made[0].state_dict())
     return made[0], made[1], kit.guard(made[0], mode="autograd", **options)
 

@@ -56,7 +56,13 @@ def same(a: Run, b: Run) -> None:
 
 
 def model(kit: Any) -> torch.nn.Module:
-    layers = [torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.25), torch.nn.Tanh(), torch.nn.Linear(16, 1)]
+    layers = [
+        torch.nn.Linear(8, 16),
+        torch.nn.BatchNorm1d(16),
+        torch.nn.Dropout(0.25),
+        torch.nn.Tanh(),
+        torch.nn.Linear(16, 1),
+    ]
     return torch.nn.Sequential(*layers).to(kit.device)
 
 

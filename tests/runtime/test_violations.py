@@ -114,7 +114,7 @@ def test_an_invalidated_capture_is_healed(kit: Any) -> None:
 
 def test_eager_only_when_asked_counted_and_told_once(kit: Any) -> None:
     def run(guarded: bool) -> Any:
-        m, o, step = trainer(kit)
+        m, _o, step = trainer(kit)
 
         def bad(x: torch.Tensor) -> Any:
             return step(x).item()
@@ -136,7 +136,7 @@ def test_eager_only_when_asked_counted_and_told_once(kit: Any) -> None:
 
 
 def test_a_keyboard_interrupt_leaves_no_trace(kit: Any) -> None:
-    m, o, step = trainer(kit)
+    m, _o, step = trainer(kit)
     calls = [0]
 
     def interrupted(x: torch.Tensor) -> torch.Tensor:
