@@ -313,7 +313,7 @@ class Admission:
             address = first.untyped_storage().data_ptr()
             if any(t.untyped_storage().data_ptr() == address for t in self.watched.reads):
                 raise error_of("replaced-buffer")(
-                    f"the call reads `{label}` and then binds another tensor to it; a replay would go on reading the first",
+                    f"the call reads `{label}` and then binds another tensor to it; a replay reads the first",
                     rule="replaced-buffer",
                     stage="capture",
                     where=self.where,

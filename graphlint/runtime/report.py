@@ -86,10 +86,9 @@ class CaptureReport:
 def _graph_lines(graph: GraphReport) -> list[str]:
     nodes = ", ".join(f"{count} {kind}" for kind, count in graph.nodes.items())
     lines = [f"  graph for {graph.call}" + (f" ({nodes})" if nodes else "")]
-    lines.append(
-        f"    {graph.replays} replays; copies {', '.join(graph.copied) or 'nothing'} ({_size(graph.input_bytes)})",
-        f"    {graph.watched}",
-    )
+    copied = ", ".join(graph.copied) or "nothing"
+    lines.append(f"    {graph.replays} replays; copies {copied} ({_size(graph.input_bytes)})")
+    lines.append(f"    {graph.watched}")
     if graph.replay_us:
         lines.append(
             f"    eager {graph.eager_us:.0f} us, replay {graph.replay_us:.0f} us: "

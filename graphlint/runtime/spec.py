@@ -299,7 +299,7 @@ def _build(tree: Tree, following: Callable[[], Any]) -> Any:
 
 def _build_record(tree: Tree, children: list[Any]) -> Any:
     assert tree.cls is not None
-    value = object.__new__(tree.cls)  # fields, not __init__: a record may compute in __post_init__
+    value: Any = object.__new__(tree.cls)  # fields, not __init__: a record may compute in __post_init__
     for key, child in zip(tree.keys, children, strict=True):
         object.__setattr__(value, key, child)
     return value

@@ -106,10 +106,10 @@ def rule_of(first: BaseException, where: Where | None, stage: str, events: Seque
     known = _SYNC.search(text) or _REFUSED.search(text) or _PREVIOUS.search(text) or _SOLVER.search(text)
     if stage == "optimizer" and any("optim" in function for function in inside):
         return "uncapturable-optimizer"
-    if (rule := _rule_of_library(inside)) is not None:
-        return rule
-    if (rule := _rule_of_events(where, stage, events)) not in (None, "host-sync"):
-        return str(rule)
+    if (library := _rule_of_library(inside)) is not None:
+        return library
+    if (seen := _rule_of_events(where, stage, events)) not in (None, "host-sync"):
+        return str(seen)
     line = where.source_line if where else ""
     for pattern, rule in _LINE:
         if re.search(pattern, line):

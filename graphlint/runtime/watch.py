@@ -74,7 +74,7 @@ class Fact(NamedTuple):
 
 def _cure(kind: str, label: str) -> str:
     if kind in ("lr", "hyperparameter"):
-        return f"Keep it a device tensor and write in place (`{label}.fill_(value)`), or call `.invalidate()` to recapture."
+        return f"Keep it a device tensor and write in place (`{label}.fill_(value)`), or call `.invalidate()`."
     if kind in ("number", "flag", "mode"):
         return "Pass it as an argument or keep it in a device tensor, or call `.invalidate()` to capture again."
     return "Write into the old tensor with `copy_`, or call `.invalidate()` to capture again."
@@ -104,7 +104,7 @@ class Watch:
         if self.mode == "full":
             return f"all {len(self.facts)} facts are looked at on every replay"
         others = len(self.facts)
-        return f"{len(self.anchors)} facts are looked at on every replay, each of the other {others} within {others} replays"
+        return f"{len(self.anchors)} facts are looked at on every replay, the other {others} in turn, within {others} replays"
 
 
 def watch_of(state: State, mode: str, changing: frozenset[str], grads: bool) -> Watch:
