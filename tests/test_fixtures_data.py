@@ -20,17 +20,19 @@ _spec.loader.exec_module(run)
 FIXTURES = run.discover()
 SEEN = run.read_outcomes()
 PREFIX = {"crash": ("crash",), "silent": ("silent",), "leak": ("leak",), "slow": ("slow",), "ok": ("ok", "right")}
-# Reported only when the capture ends, from another thread, or by the backward that a global switch slows down: their
-# tracebacks pass an `# or` line.
+# Reported only when the capture ends, by what comes after (a join, a read of the output), from another thread, or by the
+# backward that a global switch slows down: their tracebacks pass an `# or` line.
 LATE_RULES = {
     "default-stream",
     "default-stream-warmup",
     "nested-capture",
+    "overwritten-output",
     "short-warmup",
     "thread-in-capture",
+    "unforked-stream",
     "unjoined-stream",
 }
-OF_A_CAPTURE = re.compile(r"captur|graphed|CUDA ?[Gg]raph|CUBLAS|NCCL")
+OF_A_CAPTURE = re.compile(r"(?i)captur|graphed|CUDA ?Graph|CUBLAS|NCCL")
 LATE_FIXTURES = {"crash_nan_hunt"}
 
 
