@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphlint.checks.base import Report, Walk, at, on_device, on_host, surely_on_device
+from graphlint.checks.base import Report, Walk, at, of_class, on_device, on_host, surely_on_device
 from graphlint.flow import events as ev
 from graphlint.flow.values import External, Host, Items, Mapping, Tensor, Value, alternatives
 
@@ -54,11 +54,14 @@ def indexed(event: ev.IndexEvent, walk: Walk) -> Iterator[Report]:
     for obj in alternatives(event.obj):
         if isinstance(obj, Tensor):
             found = list(_tensor_index(obj, event))
-        elif isinstance(obj, (Items, Host)) and not (isinstance(obj, Host) and obj.kind == "any"):
+        elif isinstance(obj, (Items, Host)) and not (isinstance(obj, Host) and obj.kind == "any") or of_class(obj, *_NUMBERED):
             found = [at(event, "scalar-index")] if surely_on_device(event.index) or _slice_of_tensor(event.index) else []
         else:
             continue
         yield from found[:1]
+
+
+_NUMBERED = ("torch.nn.ModuleList", "torch.nn.Sequential", "torch.nn.ParameterList", "range")  # what takes numbers for an index
 
 
 def _slice_of_tensor(index: Value) -> bool:
@@ -76,6 +79,8 @@ def _tensor_index(obj: Tensor, event: ev.IndexEvent) -> Iterator[Report]:
             elif isinstance(one, Items) and one.kind == "list" and not obj.on_host and (one.slots or not one.exact):
                 if not any(isinstance(inner, Tensor) for inner in one.values):
                     yield at(event, "host-index", why="builds the index on the host and copies it to the GPU")
+            elif isinstance(one, External) and one.name == "range" and not obj.on_host:
+                yield at(event, "host-index", why="builds the index on the host and copies it to the GPU")
             elif isinstance(one, Host) and one.kind == "ndarray" and not obj.on_host:
                 yield at(event, "host-index", why="copies a NumPy index to the GPU")
     if event.stored is not None and not obj.on_host and obj.rank is not None:
@@ -99,7 +104,7 @@ def _by_tensor(obj: Tensor, index: Tensor, event: ev.IndexEvent) -> Iterator[Rep
     if index.dtype == "bool":
         if event.stored is None:
             yield at(event, "dynamic-shape", why="selects as many elements as the mask has true ones, so the count is brought to the host")
-        elif any(isinstance(one, Tensor) and one.rank != 0 for one in alternatives(event.stored)):
+        elif any(isinstance(one, Tensor) and not one.on_host for one in alternatives(event.stored)):  # one value on the host is a plain fill
             yield at(event, "dynamic-shape", why="writes as many elements as the mask has true ones, so the count is brought to the host")
     elif index.rank == 0 and index.dtype == "int" and event.stored is None:
         yield at(event, "scalar-index")
@@ -115,8 +120,14 @@ def copied_from_host(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
         yield from _factory(event, walk)
     elif isinstance(receiver, Tensor):
         yield from _moved(event, receiver, name.rpartition(".")[2], walk)
-    elif name.startswith("torch.cuda.") and name.endswith("Tensor") and event.args:
+    elif name.startswith("torch.cuda.") and name.endswith("Tensor") and event.args and not all(isinstance(one, Host) and one.kind in ("int", "size") for one in event.args):
         yield at(event, "host-copy", why="copies the values from pageable host memory to the GPU")
+
+
+def module_moved(event: ev.MoveEvent, walk: Walk) -> Iterator[Report]:
+    """A module is moved to the GPU in the region: its parameters come from pageable host memory."""
+    if event.copied:
+        yield at(event, "host-copy", why="copies parameters from pageable host memory to the GPU")
 
 
 def _factory(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:

@@ -205,3 +205,4 @@ class MoveEvent(Event):
     owner: Value
     storages: tuple[Storage, ...]
     how: str
+    copied: bool = False  # from host memory to the device

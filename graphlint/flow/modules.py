@@ -10,6 +10,7 @@ from graphlint import ir
 from graphlint.flow import events as ev
 from graphlint.flow import tensors
 from graphlint.flow.values import (
+    DEFAULT,
     NONE,
     UNKNOWN,
     Bound,
@@ -59,7 +60,7 @@ def make(machine: Machine, event: ev.CallEvent) -> Value:
     made.device = tensors.device_text(machine, event.keywords.get("device")) or machine.default_device
     made.slots["training"] = const(True) if machine.whole else Host("bool")
     if event.name in CONTAINERS:
-        source = event.args
+        source = tuple(one for arg in event.args for one in spread(arg))
         if len(source) == 1 and isinstance(source[0], Items):
             source = tuple(source[0].values)
         elif len(source) == 1 and isinstance(source[0], Mapping):
@@ -68,6 +69,13 @@ def make(machine: Machine, event: ev.CallEvent) -> Value:
         for index, one in enumerate(source):
             made.slots[index] = one
     return made
+
+
+def spread(arg: Value) -> list[Value]:
+    """The values that an argument stands for: those of `*values` of unknown length, else itself."""
+    if isinstance(arg, Bound) and arg.func == "*":
+        return list(arg.receiver.values) if isinstance(arg.receiver, Items) else []
+    return [arg]
 
 
 def parts(value: Value, seen: set[int] | None = None) -> Iterator[Holder]:
@@ -133,9 +141,11 @@ def move(machine: Machine, event: ev.CallEvent, module: Holder, name: str) -> No
     if "memory_format" in event.keywords:
         cast = True
     touched: list[Storage] = []
+    copied = False  # from the host to the device
     for part in parts(module):
         old = getattr(part, "device", "?")
         if target:
+            copied = copied or target == "cuda" and old == "cpu" and holds_memory(part)
             part.device = target  # type: ignore[attr-defined]
         for key, inner in list(part.slots.items()):
             if isinstance(inner, Tensor) and inner.storage.owner in ("param", "buffer"):
@@ -149,7 +159,14 @@ def move(machine: Machine, event: ev.CallEvent, module: Holder, name: str) -> No
         if isinstance(part, External) and (cast or (target and old != target and old != "?")) and not is_plain(part.name):
             touched.append(weight(machine, part, "weight", event.at).storage)
     if touched and machine.captures:
-        machine.happen(ev.MoveEvent, event.at, module, tuple(touched), f".{name}()")
+        machine.happen(ev.MoveEvent, event.at, module, tuple(touched), f".{name}()", copied)
+
+
+def holds_memory(part: Holder) -> bool:
+    """Whether a module has parameters or buffers of its own, submodules aside."""
+    if isinstance(part, External):
+        return part.name not in CONTAINERS and not is_plain(part.name)
+    return any(isinstance(one, Tensor) and one.storage.owner in ("param", "buffer") for one in part.slots.values())
 
 
 def set_mode(machine: Machine, module: Value, training: Value, at: ir.Span) -> None:
@@ -278,6 +295,8 @@ def forward(machine: Machine, event: ev.CallEvent, module: External) -> Value:
         device = "cuda"
     if module.device == "cuda":
         device = "cuda"
+    if device == DEFAULT:
+        device = "?"
     rank = 0 if last.endswith("Loss") else None
     if last in ("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Dropout", "Softmax", "Identity", "LayerNorm", "RMSNorm", "BatchNorm1d", "BatchNorm2d", "Linear") and given:
         rank = given[0].rank

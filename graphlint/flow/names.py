@@ -26,7 +26,6 @@ _ALIASES = {
     "torch.cuda.streams.Event": "torch.cuda.Event",
     "torch.Stream": "torch.cuda.Stream",
     "torch.Event": "torch.cuda.Event",
-    "torch.cuda.FloatTensor": "torch.FloatTensor",
     "torch._C.Generator": "torch.Generator",
     "torch.linalg.linalg_inv": "torch.linalg.inv",
     "torch.inverse": "torch.linalg.inv",
@@ -131,7 +130,7 @@ TENSOR_ONLY_ATTRIBUTES = frozenset({"is_cuda", "requires_grad", "grad_fn", "is_l
 FACTORIES = frozenset({
     "zeros", "ones", "empty", "full", "arange", "linspace", "logspace", "eye", "rand", "randn", "randint", "randperm", "tensor", "as_tensor", "scalar_tensor", "empty_strided",
     "tril_indices", "triu_indices", "from_numpy", "asarray", "hann_window", "hamming_window", "kaiser_window", "bartlett_window", "blackman_window", "frombuffer", "normal", "range", "sparse_coo_tensor", "complex_zeros",
-    "FloatTensor", "LongTensor", "IntTensor", "BoolTensor", "Tensor",
+    "FloatTensor", "HalfTensor", "BFloat16Tensor", "DoubleTensor", "LongTensor", "IntTensor", "ShortTensor", "ByteTensor", "BoolTensor", "Tensor",
 })  # fmt: skip
 LIKE = frozenset({"zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like"})
 NO_TENSOR = frozenset({

@@ -10,6 +10,7 @@ from graphlint import ir
 from graphlint.flow import events as ev
 from graphlint.flow import names
 from graphlint.flow.values import (
+    DEFAULT,
     NO,
     NONE,
     REST,
@@ -55,6 +56,11 @@ def _device(machine: Machine, value: Value) -> str:
         if value.kind == "int":
             return "cuda"
     return "?"
+
+
+def made_on(machine: Machine) -> str:
+    """Where a factory without a device puts its tensor. In a region that is the host, unless the program says otherwise: default devices are set around the building of models."""
+    return "cpu" if machine.default_device == DEFAULT and machine.open else machine.default_device
 
 
 def dtype_class(value: Value | None) -> str:
@@ -135,6 +141,8 @@ def _dtype_of(short: str, tensors: list[Tensor], words: dict[str, Value]) -> str
     if short in names.FLOATING:
         return "float"
     kinds = {one.dtype for one in tensors}
+    if short in ("sum", "cumsum", "prod", "cumprod") and kinds and kinds <= {"int", "bool"}:
+        return "int"
     return kinds.pop() if len(kinds) == 1 and short not in ("sum", "cumsum", "einsum", "div") else ("int" if kinds == {"int"} else "?")
 
 
@@ -166,7 +174,9 @@ def _rank_of(short: str, tensors: list[Tensor], rest: list[Value], words: dict[s
 def factory(machine: Machine, event: ev.CallEvent, short: str) -> Value:
     """A tensor made from numbers; on the host unless a device says otherwise."""
     args, words, at = event.args, event.keywords, event.at
-    device = device_text(machine, words.get("device")) or machine.default_device
+    device = device_text(machine, words.get("device")) or made_on(machine)
+    if event.name.startswith("torch.cuda."):  # torch.cuda.FloatTensor and its kin
+        device = "cuda"
     first = args[0] if args else UNKNOWN
     if short in ("as_tensor", "asarray") and isinstance(first, Tensor) and words.get("device") is None:
         return first
@@ -176,7 +186,8 @@ def factory(machine: Machine, event: ev.CallEvent, short: str) -> Value:
     given = dtype_class(words.get("dtype"))
     dtype = given or {"arange": "int", "randint": "int", "randperm": "int", "LongTensor": "int", "IntTensor": "int", "BoolTensor": "bool"}.get(short, "float")
     dims = None
-    if short in ("tensor", "as_tensor", "scalar_tensor", "asarray", "from_numpy"):
+    listed = short.endswith("Tensor") and isinstance(first, Items)  # the old constructors take sizes or values
+    if listed or short in ("tensor", "as_tensor", "scalar_tensor", "asarray", "from_numpy"):
         rank: int | None = _depth(first)
         dtype = given or _literal_dtype(first)
         if isinstance(first, Tensor) and short != "scalar_tensor":
@@ -285,7 +296,7 @@ def gradient(machine: Machine, tensor: Tensor, at: ir.Span) -> Value:
 def method(machine: Machine, event: ev.CallEvent, tensor: Tensor, name: str) -> Value:
     """`tensor.NAME(...)`."""
     args, words, at = event.args, event.keywords, event.at
-    if name in names.HOST_METHODS:
+    if name in names.HOST_METHODS and not (name == "type" and args):
         if name == "size" and not args:
             return attribute(machine, tensor, "shape", at) or UNKNOWN
         if name in ("size", "dim", "numel", "ndimension", "nelement"):

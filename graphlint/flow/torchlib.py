@@ -377,6 +377,11 @@ def with_external(machine: Machine, manager: Value, body: Body, at: ir.Span, who
         if manager.name.endswith("Pool.use_mem_pool"):
             body(manager)
             return
+    if isinstance(manager, Host) and manager.kind == "device":
+        outer, machine.default_device = machine.default_device, tensors.device_text(machine, manager)
+        body(manager)
+        machine.default_device = outer
+        return
     body(manager)
 
 
@@ -440,6 +445,8 @@ def call(machine: Machine, event: ev.CallEvent) -> Value:
     if name.startswith("?."):
         return _unknown_method(machine, event, name[2:])
     head, _, last = name.rpartition(".")
+    if head == "torch.cuda" and last in names.FACTORIES:
+        return tensors.factory(machine, event, last)
     if head == "torch" or head == "torch.nn.functional" or head in ("torch.special", "torch.linalg", "torch.fft", "torch._C._nn", "torch.ops.aten"):
         if head == "torch" and last[:1].isupper() and last not in names.FACTORIES:
             return _made(machine, event)
@@ -617,6 +624,8 @@ def _unknown_method(machine: Machine, event: ev.CallEvent, name: str) -> Value:
         return Host("int", marks=frozenset({"shape"}))
     if name in ("cpu", "cuda"):
         return machine.tensor(event.at, name, sure=False)
+    if name in names.HOST_METHODS - {"type", "storage", "untyped_storage"}:
+        return Host("any", marks=frozenset({"shape"}))
     if name in names.TENSOR_ONLY:
         dtype = "bool" if name in names.BOOLEAN else ("int" if name in names.INTEGER else "?")
         return machine.tensor(event.at, "?", dtype)
@@ -819,6 +828,10 @@ def _apply(machine: Machine, event: ev.CallEvent) -> Value:
     return _checkpoint(machine, event)
 
 
+def _logger(machine: Machine, event: ev.CallEvent) -> Value:
+    return External("logging.Logger", machine.site(event.at), machine.tick())
+
+
 def _is_tensor(machine: Machine, event: ev.CallEvent) -> Value:
     answers = {pylib.is_instance(one, "Tensor") for one in (alternatives(event.args[0]) if event.args else ())}
     answer = answers.pop() if len(answers) == 1 else None
@@ -862,7 +875,7 @@ _HANDLERS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
     "functools.partial": _partial, "functools.wraps": _wraps, "functools.wraps.__call__": _identity, "functools.update_wrapper": _identity,
     "torch.cuda.make_graphed_callables": _graphed, "transformer_engine.pytorch.make_graphed_callables": _graphed,
     "torch.compile": graphs.compiled, "graphlint.capture_safe": _guard, "torch.utils.checkpoint.checkpoint": _checkpoint,
-    "copy.deepcopy": _deepcopy, "copy.copy": _deepcopy, "collections.deque": _deque, "collections.OrderedDict": _ordered, "collections.defaultdict": _defaultdict,
+    "logging.getLogger": _logger, "logging.Logger.getChild": _logger, "copy.deepcopy": _deepcopy, "copy.copy": _deepcopy, "collections.deque": _deque, "collections.OrderedDict": _ordered, "collections.defaultdict": _defaultdict,
     "torch.Tensor.backward": _backward, "torch.autograd.backward": _backward, "torch.autograd.grad": _autograd_grad, "?.backward": _backward,
     "torch.nn.utils.clip_grad_norm_": _clip, "torch.nn.utils.clip_grad_value_": _clip, "torch.get_device_module": _module_device,
     "torch.is_tensor": _is_tensor, "torch.utils._pytree.tree_map": _tree_map, "torch._foreach_copy_": _foreach_copy,
