@@ -75,11 +75,13 @@ def analyse(sources: Sources, settings: Config) -> LintResult:
     reader = Reader(sources, settings)
     project = Project(reader)
     found = find_regions(sources, reader, project, settings)
-    lint = _Lint(sources, reader, settings)
-    entries = _entries(sources, found)
+    lint = _Lint(sources, reader, settings, found)
+    near = _near(sources, found)
+    wanted = [region for region in found if region.path in near]
+    entries = _entries(sources, wanted)
     for path in progress.told(entries, "walking programs", len(entries)):
         lint.walk_entry(path)
-    for region in progress.told(found, "walking regions", len(found)):
+    for region in progress.told(wanted, "walking regions", len(wanted)):
         if not lint.covered(region):
             lint.walk_region(region)
     return LintResult(
@@ -138,10 +140,14 @@ class _CameTo(msgspec.Struct, frozen=True):
 class _Lint:
     """Runs walks and collects what their checks report."""
 
-    def __init__(self, sources: Sources, reader: Reader, settings: Config) -> None:
+    def __init__(self, sources: Sources, reader: Reader, settings: Config, found: Iterable[Region]) -> None:
         self.sources = sources
         self.reader = reader
         self.settings = settings
+        self.regions: dict[tuple[str, ir.Span], Region] = {}
+        for region in found:
+            self.regions[region.path, region.call.at if region.callables and region.call is not None else region.stmt.at] = region
+        self.tried: set[tuple[str, str | None]] = set()
         self.book = rulebook.load()
         self.memo = Memo(sources, reader, settings)
         self.findings: dict[tuple[object, ...], Finding] = {}
@@ -170,6 +176,9 @@ class _Lint:
 
     def _walk(self, path: str, function: str | None) -> None:
         """One walk, or what it came to when everything that it read was the same."""
+        if (path, function) in self.tried:
+            return
+        self.tried.add((path, function))
         piece = f"walk {function or ''}"
         came_to = self.memo.recall(piece, path, _CameTo)
         if came_to is None:
@@ -190,6 +199,7 @@ class _Lint:
             return _CameTo()
         module = project.add(text)
         machine = Machine(project, self.settings.target_torch, frozenset(self.settings.regions))
+        machine.known_regions = self.regions
         if function is None:
             machine.walk_main(module)
         else:

@@ -14,7 +14,7 @@ from graphlint.flow.values import Bound, Cell, External, Holder, Host, Instance,
 E = TypeVar("E", bound=ev.Event)
 
 # kinds of capture in which Python runs as it stands; a compiled region has dynamo between Python and the capture
-DIRECT = frozenset({"graph", "manual", "graphed-callable", "capture-safe", "warp"})
+DIRECT = frozenset({"graph", "manual", "graphed-callable", "capture-safe", "warp", "wrapper", "other-backend"})
 
 
 @dataclass(slots=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from graphlint import ir
 from graphlint.flow import events as ev
-from graphlint.flow import pylib, torchlib
+from graphlint.flow import graphs, pylib, torchlib
 from graphlint.flow.expressions import Expressions
 from graphlint.flow.state import MAX_DEPTH, MAX_ENTRIES, OutOfBudget
 from graphlint.flow.values import (
@@ -38,6 +39,7 @@ from graphlint.flow.values import (
     join,
 )
 from graphlint.link import ClassInfo, Module
+from graphlint.regions.region import Region
 
 MAX_SAME = 2  # times a function is walked with like arguments in one capture
 
@@ -230,6 +232,16 @@ class Calls(Expressions):
             return self.eval(deco)
 
     # -- calls
+
+    def capture_callables(self, region: Region, at: ir.Span) -> None:
+        if region.kind in ("compile", "graphed-callable") or any(one.at == at and one.frame is self.frame for one in self.captures):
+            return
+        for expression in region.callables[:2]:
+            target = self.eval(expression)
+            if isinstance(target, (Closure, Bound, Instance, Partial, External)):
+                capture = graphs.begin(self, region.kind, region.api, at, None, {}, region.backward)
+                capture.mode = "thread_local"
+                graphs.in_capture(self, capture, at, functools.partial(self.call, target, [], {}, at))
 
     def call(self, func: Value, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
         if isinstance(func, Closure):

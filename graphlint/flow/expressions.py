@@ -40,6 +40,7 @@ from graphlint.flow.values import (
     const,
     join,
 )
+from graphlint.regions.region import Region
 
 _FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv, "%": operator.mod,
@@ -156,7 +157,16 @@ class Expressions(State):
                     keywords["**"] = value
             else:
                 keywords["**"] = value
-        return self.call(func, args, keywords, node.at)
+        result = self.call(func, args, keywords, node.at)
+        if self.known_regions and not self.open:
+            region = self.known_regions.get((self.frame.module.path, node.at))
+            if region is not None and region.callables:
+                self.capture_callables(region, node.at)
+        return result
+
+    def capture_callables(self, region: Region, at: ir.Span) -> None:
+        """A wrapper that captures what it is given, where the walk itself did not see it capture."""
+        raise NotImplementedError
 
     # -- indexing
 
@@ -541,8 +551,9 @@ class Expressions(State):
         loop = node.loops[level]
         source = self.eval(loop.source)
         self.happen(ev.LoopEvent, loop.source.at, source)
-        exact = isinstance(source, Items) and source.exact
-        for item in self.iterate(source, loop.source.at):
+        items = self.iterate(source, loop.source.at)
+        exact = isinstance(source, Items) and source.exact or self.counted(source, len(items))
+        for item in items:
             self.assign(loop.target, item, loop.target.at)
             wanted: bool | None = True
             for condition in loop.conditions:
@@ -557,6 +568,16 @@ class Expressions(State):
             if wanted is not False:
                 exact = self._rounds(node, level + 1, values, keys) and exact
         return exact
+
+    @staticmethod
+    def counted(source: Value, taken: int) -> bool:
+        """Whether `source` is a `range` of which all `taken` numbers were walked."""
+        if not (isinstance(source, External) and source.name == "range" and all(isinstance(one, Host) and isinstance(one.value, int) for one in source.args)):
+            return False
+        try:
+            return len(range(*[one.value for one in source.args])) == taken  # type: ignore[attr-defined]
+        except (TypeError, ValueError, OverflowError):
+            return False
 
     def _Format(self, node: ir.Format) -> Value:
         origins: frozenset[Cell] = frozenset()

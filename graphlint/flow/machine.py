@@ -13,10 +13,11 @@ from typing import Any
 
 from graphlint import ir
 from graphlint.flow import events as ev
-from graphlint.flow import pylib, torchlib
+from graphlint.flow import graphs, pylib, torchlib
 from graphlint.flow.calls import Calls
 from graphlint.flow.state import BREAK, CONTINUE, MAX_REGION_STEPS, MAX_ROUNDS, NORMAL, RAISE, RETURN, OutOfBudget
 from graphlint.flow.values import (
+    DEFAULT,
     NO,
     NONE,
     REST,
@@ -67,6 +68,7 @@ class Machine(Calls):
     def walk_function(self, module: Module, qualname: str, around: bool = True) -> None:
         """Runs the function `qualname` of a module with made-up arguments; a method gets a made-up object, whose other methods are walked afterwards."""
         self.budget = MAX_REGION_STEPS
+        self.default_device = DEFAULT  # callers may build under `with torch.device("cuda")`
         scope = self.module_scope(module)
         self.frame = ev.Frame(None, "<module>", module, scope, None)
         self._guarded(lambda: self._walk_from(module, qualname, around))
@@ -84,7 +86,8 @@ class Machine(Calls):
         head = self.member(module, parts[0])
         if isinstance(head, ClassValue) and len(parts) > 1:
             obj = self.made_up(head.cls, _START)
-            self._call_made_up(self.attribute(obj, parts[1], _START), _START)
+            if not self._has_captured(qualname):  # the constructor may have called it, at the right moment and with the right arguments
+                self._call_made_up(self.attribute(obj, parts[1], _START), _START)
             if around and isinstance(obj, Instance):
                 self._lifecycle(obj, parts[1])
         elif isinstance(head, (Closure, Bound)) or head is not None:
@@ -102,10 +105,15 @@ class Machine(Calls):
                     continue
                 self._call_made_up(self.attribute(obj, name, _START), _START)
 
+    def _has_captured(self, qualname: str) -> bool:
+        return any(frame.name == qualname for capture in self.captures for frame, _, _ in capture.stack)
+
     def _call_made_up(self, func: Value, at: ir.Span) -> None:
         if isinstance(func, (Closure, Bound, Instance, Choice)):
             args: list[Value] = []
             self.call(func, args, {}, at)
+            while self.open:  # begun in one method and ended in another: what the user does between is not seen here
+                graphs.end(self, self.open[-1], at)
 
     def made_up(self, cls: ClassInfo, at: ir.Span) -> Value:
         """An object of a class with unknown constructor arguments; one per class."""
@@ -566,7 +574,11 @@ class Machine(Calls):
         undecided = 0
         while rounds < 24 and undecided < 2:
             rounds += 1
+            first = len(self.events)
             test = self.eval(node.test)
+            for event in self.events[first:]:
+                if isinstance(event, ev.TestEvent) and event.frame is self.frame and event.how in ("and", "or", "not"):
+                    event.how = "while"  # its parts decide about the loop, too
             self.happen(ev.TestEvent, node.test.at, "while", test)
             known = self.truth(test)
             if known is False:
@@ -638,7 +650,7 @@ class Machine(Calls):
 
     def _managed(self, node: ir.With, index: int) -> int:
         if index == len(node.items):
-            return self.run_block(node.body)
+            return self._body_of(node)
         item = node.items[index]
         manager = self.eval(item.context)
         result = [NORMAL]
@@ -650,6 +662,16 @@ class Machine(Calls):
 
         self.with_manager(manager, body, item.context.at, node.at)
         return result[0]
+
+    def _body_of(self, node: ir.With) -> int:
+        """The body of a `with`: a region that the finder knows is one, though its managers did not show it."""
+        region = self.known_regions.get((self.frame.module.path, node.at))
+        if region is None or self.open or region.kind in ("compile", "wrapper", "graphed-callable"):
+            return self.run_block(node.body)
+        capture = graphs.begin(self, region.kind, region.api, node.at, None, {})
+        capture.mode = "?"
+        status: int = graphs.in_capture(self, capture, node.at, lambda: self.run_block(node.body))
+        return status
 
     def with_manager(self, manager: Value, body: Callable[[Value], None], at: ir.Span, whole: ir.Span) -> None:
         """Runs `body` inside a context manager: torch's own, a generator of the project, or a class with `__enter__`."""

@@ -34,6 +34,7 @@ from graphlint.flow.values import (
     join,
 )
 from graphlint.link import ClassInfo, Module, Project
+from graphlint.regions.region import Region
 
 NORMAL, RETURN, RAISE, BREAK, CONTINUE = range(5)
 
@@ -69,6 +70,7 @@ class State:
         self.whole = False  # the walk began at a program's own entry, so what was not seen did not happen
         self.autocast: list[Value] = []
         self.default_device = "cpu"
+        self.known_regions: dict[tuple[str, ir.Span], Region] = {}  # what the region finder saw, by the span of its statement or call
         self.written_in_capture: set[Cell] = set()  # cells that some capture wrote: from then on reading them is an event
         self.gradients = Holder()  # id of a parameter's storage -> its gradient
         self.hooks: list[tuple[str, Value, Value]] = []

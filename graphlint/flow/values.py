@@ -115,9 +115,12 @@ class Storage:
         self.via: Capture | None = None  # outputs of a compiled or graphed callable
 
 
+DEFAULT: Final = "default"  # the device of what was made without one, where the program's default device is not seen: neither host nor GPU is claimed
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor(Value):
-    """A tensor. `device`: cuda, cpu, pinned, meta or ?; `dtype`: bool, int, float or ?; `rank`: dimensions or None.
+    """A tensor. `device`: cuda, cpu, pinned, meta, default or ?; `dtype`: bool, int, float or ?; `rank`: dimensions or None.
 
     `sure`: something shows that it is a tensor at all (it is not only a guess from a parameter's use). `data_sized`: its shape comes from contents.
     `one`: it is known to hold exactly one element. `grad`: it takes part in autograd.
