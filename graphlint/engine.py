@@ -116,15 +116,16 @@ def _near(sources: Sources, found: Iterable[Region]) -> set[str]:
 
 
 def _entries(sources: Sources, found: Iterable[Region]) -> list[str]:
-    """Files to walk from the top: they hold a region or use a module that holds one, and run something."""
+    """Files to walk from the top: they hold a region, or import a module that holds one, and run something."""
     holding = {region.path for region in found}
-    modules = {region.module.rpartition(".")[2] for region in found}
+    stems = {region.module.rpartition(".")[2] for region in found} - {"", "__init__", "main", "utils"}
+    imports = re.compile(rf"^\s*(?:from|import)\b.*\b(?:{'|'.join(map(re.escape, sorted(stems)))})\b", re.M) if stems else None
     entries = []
     for source in sources:
-        text = source.text if source.path in holding or "__main__" in source.text else ""
-        if "__main__" in text and (source.path in holding or any(name and name in text for name in modules)):
-            entries.append(source.path)
-        elif source.path in holding and any(mark in text for mark in _ENTRY):
+        if source.path in holding:
+            if any(mark in source.text for mark in _ENTRY):
+                entries.append(source.path)
+        elif imports is not None and "__main__" in source.text and imports.search(source.text):
             entries.append(source.path)
     return entries[:MAX_ENTRIES]
 

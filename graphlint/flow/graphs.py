@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from graphlint import ir
 from graphlint.flow import events as ev
 from graphlint.flow import names
+from graphlint.flow.state import MAX_ENTRY_STEPS, MAX_REGION_STEPS
 from graphlint.flow.values import (
     NONE,
     UNKNOWN,
@@ -66,6 +67,8 @@ def begin(machine: Machine, kind: str, api: str, at: ir.Span, graph: Holder | No
         above = stack[-1][0].parent
         stack.append((above, stack[-1][0].call_at, above.loops))  # type: ignore[arg-type]
     capture.stack = tuple(stack)
+    if not machine.captures:
+        machine.budget += MAX_ENTRY_STEPS if machine.whole else MAX_REGION_STEPS
     machine.captures.append(capture)
     machine.open.append(capture)
     if graph is not None:

@@ -38,8 +38,9 @@ from graphlint.regions.region import Region
 
 NORMAL, RETURN, RAISE, BREAK, CONTINUE = range(5)
 
-MAX_STEPS = 24_000  # statements and calls of a walk from a program's own entry
-MAX_REGION_STEPS = 6_000  # of a walk from the function around a region
+MAX_STEPS = 6_000  # statements and calls of a walk, before it captures anything
+MAX_ENTRY_STEPS = 16_000  # more of them for a program's own entry, once it captures
+MAX_REGION_STEPS = 3_000  # more for a walk from the function around a region, once it captures
 MAX_DEPTH = 40
 MAX_ROUNDS = 4
 MAX_ENTRIES = 3  # times one function may be on the stack
