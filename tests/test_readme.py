@@ -9,6 +9,7 @@ import tomllib
 from kit import command, project
 
 from graphlint import config
+from graphlint.config import tomllib
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
