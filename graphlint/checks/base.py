@@ -9,7 +9,7 @@ from typing import TypeVar
 from graphlint import ir
 from graphlint.flow import events as ev
 from graphlint.flow.machine import Machine
-from graphlint.flow.values import Bound, Cell, External, Holder, Host, Instance, Scope, Storage, Tensor, Unknown, Value, alternatives
+from graphlint.flow.values import Bound, Cell, Closure, External, Holder, Host, Instance, Items, Mapping, Scope, Storage, Tensor, Unknown, Value, alternatives
 
 E = TypeVar("E", bound=ev.Event)
 
@@ -79,6 +79,34 @@ class Walk:
             known = [event for event in self.of(ev.ReplayEvent) if event.graph is not None and event.graph is capture.graph and capture.end < event.clock < until]
             self._replays[capture.begin] = known
         return known
+
+
+    def kept(self, capture: ev.Capture) -> bool:
+        """Whether something that outlives the capturing function holds its graph: an attribute, a list, a closure, the caller."""
+        return any(_holds_graph(event, capture) for event in self.events if event.clock > capture.begin or isinstance(event, ev.WriteEvent))
+
+
+def _holds_graph(event: ev.Event, capture: ev.Capture) -> bool:
+    if isinstance(event, ev.WriteEvent):
+        lasting = not isinstance(event.cell.holder, Scope) or event.cell.holder.outer is None
+        return lasting and reaches(event.new, capture.graph)
+    if isinstance(event, ev.MutateEvent):
+        return any(reaches(value, capture.graph) for value in event.values)
+    return isinstance(event, ev.ReturnEvent) and reaches(event.value, capture.graph)
+
+
+def reaches(value: Value, graph: Holder | None, depth: int = 3) -> bool:
+    """Whether the value is the graph, or a container, an object or a function that holds it."""
+    for one in alternatives(value):
+        if one is graph:
+            return True
+        if depth and isinstance(one, Bound) and reaches(one.receiver, graph, depth - 1):
+            return True
+        if depth and isinstance(one, Closure) and any(reaches(inner, graph, 0) for inner in one.scope.slots.values()):
+            return True
+        if depth and isinstance(one, (Items, Mapping, Instance, External)) and any(reaches(inner, graph, depth - 1) for inner in list(one.slots.values())):
+            return True
+    return False
 
 
 # --- asking values ---------------------------------------------------------------------------------------------------

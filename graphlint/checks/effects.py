@@ -27,7 +27,7 @@ def unrepeated_effect(walk: Walk) -> Iterator[Report]:
                     report.related.append((why.frame, why.at, "code outside the graph relies on it here"))
                     yield report
             elif isinstance(event, ev.MutateEvent) and event.name in ("append", "add", "extend", "appendleft", "pop", "popleft", "clear") and _old(event.holder, capture):
-                use = _container_used(event.holder, replays, walk)
+                use = _container_used(event, replays, walk)
                 if use is not None:
                     report = at(event, "unrepeated-effect", where=place(use.frame, use.at))
                     report.related.append((use.frame, use.at, "code outside the graph relies on it here"))
@@ -61,10 +61,11 @@ def _other(new: Value, old: Value) -> bool:
     return True
 
 
-def _container_used(holder: Holder, replays: list[ev.ReplayEvent], walk: Walk) -> ev.Event | None:
-    """A list or dict that the region grows is looked at outside after a replay."""
+def _container_used(change: ev.MutateEvent, replays: list[ev.ReplayEvent], walk: Walk) -> ev.Event | None:
+    """A list or dict that the region grows is looked at outside after a replay; not by the function that grows it, which fills it where it runs."""
+    holder = change.holder
     for event in walk.events:
-        if event.clock < replays[0].clock or event.capture is not None:
+        if event.clock < replays[0].clock or event.capture is not None or event.frame.func is change.frame.func:
             continue
         if isinstance(event, ev.CallEvent) and (any(one is holder for one in event.args)):
             return event

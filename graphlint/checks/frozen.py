@@ -128,7 +128,7 @@ def _stale_after(change: ev.WriteEvent, capture: ev.Capture, walk: Walk) -> bool
     # a class seen by itself: its methods are called in any order, unless the change comes with a new capture or drops the graph
     again = [one for one in walk.captures if one is not capture and one.at == capture.at and one.frame.module is capture.frame.module and one.begin > change.clock]
     dropped = any(isinstance(event, ev.WriteEvent) and event.frame is change.frame and event.old is capture.graph and capture.graph is not None for event in walk.of(ev.WriteEvent))
-    return not again and not dropped and bool(walk.replays(capture)) and change.frame.name.rpartition(".")[2] not in ("__init__", "reset", "setup", "initialize")
+    return not again and not dropped and bool(walk.replays(capture)) and walk.kept(capture) and change.frame.name.rpartition(".")[2] not in ("__init__", "reset", "setup", "initialize")
 
 
 # --- optimizers ------------------------------------------------------------------------------------------------------

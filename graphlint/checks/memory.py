@@ -57,7 +57,7 @@ def _stale(capture: ev.Capture, event: ev.Event, walk: Walk) -> bool:
     if walk.whole:
         return False
     again = [one for one in walk.captures if one is not capture and one.at == capture.at and one.begin > event.clock]
-    return not again and bool(walk.replays(capture))
+    return not again and bool(walk.replays(capture)) and walk.kept(capture)
 
 
 # --- inputs ----------------------------------------------------------------------------------------------------------
@@ -73,6 +73,8 @@ def rebound_input(walk: Walk) -> Iterator[Report]:
             for event in walk.of(ev.WriteEvent):
                 if event.cell != cell or event.capture is not None or event.clock < capture.end or event.how in ("loop", "zero_grad", "grad", "mode"):
                     continue
+                if not event.sure and _in_sequence(event, _replayed_after(capture, event.clock, walk)):
+                    continue  # made anew only where it does not fit: whether it fits was not seen
                 if not _other_tensor(event, tensor) or not _stale(capture, event, walk) or _refilled(tensor.storage, event, capture, walk):
                     continue
                 if isinstance(cell.holder, Scope) and not _local_input(cell, event, walk):
@@ -81,6 +83,17 @@ def rebound_input(walk: Walk) -> Iterator[Report]:
                     continue
                 yield _replaced(cell, tensor, read, event, capture)
                 break
+
+
+def _in_sequence(event: ev.Event, replay: ev.ReplayEvent | None) -> bool:
+    """Whether both happened in one run of the program, and not in two methods of a class that were tried one after the other."""
+    return replay is not None and _root(event.frame) is _root(replay.frame)
+
+
+def _root(frame: ev.Frame) -> ev.Frame:
+    while frame.parent is not None and frame.parent.call_at is not None:
+        frame = frame.parent
+    return frame
 
 
 def _other_tensor(event: ev.WriteEvent, tensor: Tensor) -> bool:

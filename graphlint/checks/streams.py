@@ -177,12 +177,12 @@ def _touches_gpu(event: ev.CallEvent) -> bool:
 
 def nested_capture(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
     """A capture or a replay inside a capture; a graph object captured twice."""
-    outer = next((one for one in walk.captures if one is not capture and one.begin < capture.begin and (one.end == 0 or one.end > capture.begin)), None)
+    outer = capture.outer
     if outer is not None and outer.kind != "compile" and capture.kind not in ("capture-safe", "compile"):
         yield Report("nested-capture", capture.frame, capture.at, outer, {"why": f"begins while the capture at {where(outer)} is open,"})
     if capture.graph is not None and capture.kind in ("graph", "manual"):
         before = [one for one in walk.captures if one.graph is capture.graph and one.end and one.end < capture.begin]
-        if before and capture.sure and not _reset_between(capture, before[-1], walk):
+        if before and capture.sure and "one-of" not in capture.tags and not _reset_between(capture, before[-1], walk):
             yield Report("nested-capture", capture.frame, capture.at, capture, {"why": "captures a second time into a graph object that already holds a capture,"})
 
 

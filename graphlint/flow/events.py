@@ -56,8 +56,9 @@ class Capture:
     loop: bool = False  # it was begun in a loop of its own function
     sure: bool = True
     tags: set[str] = field(default_factory=set)
+    outer: Capture | None = None  # the capture that was open when it began
     callee: str = ""
-
+    alive: frozenset[Storage] = frozenset()  # losses that went backward before it and whose graph is still alive at its begin
 
 @dataclass(slots=True, eq=False)
 class Event:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphlint import ir
 from graphlint.flow import events as ev
-from graphlint.flow import names
+from graphlint.flow import liveness, names
 from graphlint.flow.state import MAX_ENTRY_STEPS, MAX_REGION_STEPS
 from graphlint.flow.values import (
     NONE,
@@ -52,6 +52,7 @@ def begin(machine: Machine, kind: str, api: str, at: ir.Span, graph: Holder | No
     capture.sure = not machine.doubt
     capture.loop = machine.frame.loops > 0
     capture.backward = backward
+    capture.outer = machine.capture
     if isinstance(stream, External):
         capture.stream = stream
     elif kind == "graph":
@@ -69,6 +70,8 @@ def begin(machine: Machine, kind: str, api: str, at: ir.Span, graph: Holder | No
     capture.stack = tuple(stack)
     if not machine.captures:
         machine.budget += MAX_ENTRY_STEPS if machine.whole else MAX_REGION_STEPS
+    if machine.whole and machine.losses:
+        capture.alive = liveness.graphs_alive(machine.frame, machine.losses)
     machine.captures.append(capture)
     machine.open.append(capture)
     if graph is not None:
@@ -115,9 +118,12 @@ def begin_context(machine: Machine, manager: External, at: ir.Span) -> ev.Captur
     for index, name in ((1, "pool"), (2, "stream"), (3, "capture_error_mode")):
         if len(manager.args) > index:
             words.setdefault(name, manager.args[index])
-    found = next((one for one in alternatives(graph) if isinstance(one, Holder)), None) if graph is not None else None
+    holders = [one for one in alternatives(graph) if isinstance(one, Holder)] if graph is not None else []
     kind = "warp" if "ScopedCapture" in manager.name else "graph"
-    return begin(machine, kind, manager.name, at, found, words)
+    capture = begin(machine, kind, manager.name, at, holders[0] if holders else None, words)
+    if len(holders) > 1:
+        capture.tags.add("one-of")  # which graph it is was not seen
+    return capture
 
 
 def replay(machine: Machine, graph: Value | None, at: ir.Span) -> None:
@@ -268,6 +274,9 @@ def fresh_outputs(machine: Machine, result: Value, capture: ev.Capture, at: ir.S
 
 def run_backward(machine: Machine, at: ir.Span) -> None:
     """What Python code the backward pass runs: custom `Function.backward`s, tensor hooks, module backward hooks."""
+    for key, grad in list(machine.gradients.slots.items()):
+        if isinstance(grad, Host) and grad.kind == "none":  # dropped by zero_grad, and now there again
+            machine.drop(machine.gradients, key)
     pending, machine.functions = machine.functions, []
     for cls in pending:
         found = cls.find("backward")

@@ -227,6 +227,8 @@ class Machine(Calls):
         self.happen(ev.IndexEvent, target.at, obj, index, value, isinstance(target.index, (ir.Const, ir.Slice)))
         for one in alternatives(obj):
             if isinstance(one, Tensor):
+                if isinstance(index, Host) and index.kind == "str":
+                    continue  # a TensorDict or a batch: the entry is bound to another tensor
                 whole = isinstance(index, External) and not index.args or (isinstance(index, Host) and index.kind == "ellipsis")
                 self.happen(ev.InplaceEvent, at, one.storage, "[]=", value, not whole)
             elif isinstance(one, (Items, Mapping, External)):
@@ -437,13 +439,22 @@ class Machine(Calls):
         if known is not None:
             with self.assuming(narrowed, known, keep=True):
                 return self.run_block(node.body if known else node.orelse)
-        statuses = self.fork(self._side(node.body, narrowed, True), self._side(node.orelse, narrowed, False))
+        begun: list[ev.Capture] = []
+        statuses = self.fork(self._side(node.body, narrowed, True, begun), self._side(node.orelse, narrowed, False, begun))
+        self.open.extend(begun[:1])
         return self._combined(statuses, narrowed)
 
-    def _side(self, body: tuple[ir.Stmt, ...], narrowed: Narrowing, truth: bool) -> Callable[[], int]:
+    def _side(self, body: tuple[ir.Stmt, ...], narrowed: Narrowing, truth: bool, begun: list[ev.Capture]) -> Callable[[], int]:
+        """One side of an `if`; a capture that it begins is put into `begun`, for the other side does not run in it."""
+        depth = len(self.open)
+
         def run() -> int:
             with self.assuming(narrowed, truth):
-                return self.run_block(body)
+                status = self.run_block(body)
+            if status == NORMAL:
+                begun.extend(self.open[depth:])
+                del self.open[depth:]
+            return status
 
         return run
 

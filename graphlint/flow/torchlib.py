@@ -547,6 +547,8 @@ def _external_method(machine: Machine, event: ev.CallEvent, obj: External, name:
         if name == "save_for_backward":
             obj.slots["<saved>"] = machine.items("tuple", list(event.args), event.at)
         return NONE
+    if obj.name == "torch.distributed.Work":
+        return Host("bool") if name in ("is_completed", "is_success") else NONE
     if obj.name in ("torch.cuda.Stream", "torch.cuda.Event"):
         if name == "record_event":
             made = External("torch.cuda.Event", machine.site(event.at), machine.tick())
@@ -698,6 +700,14 @@ def _default_stream(machine: Machine, event: ev.CallEvent) -> Value:
     return machine.default_stream
 
 
+def _collective(machine: Machine, event: ev.CallEvent) -> Value:
+    """A collective gives a handle when it is asynchronous, else nothing."""
+    wanted = event.keywords.get("async_op")
+    if event.name.endswith((".isend", ".irecv")) or isinstance(wanted, Host) and wanted.value is True:
+        return External("torch.distributed.Work", machine.site(event.at), machine.tick())
+    return NONE if wanted is None or isinstance(wanted, Host) and wanted.value is False else UNKNOWN
+
+
 def _set_stream(machine: Machine, event: ev.CallEvent) -> Value:
     if event.args:
         if machine.streams:
@@ -803,6 +813,8 @@ def _defaultdict(machine: Machine, event: ev.CallEvent) -> Value:
 
 def _backward(machine: Machine, event: ev.CallEvent) -> Value:
     """`loss.backward()`: gradients appear, and the Python of the backward pass runs now."""
+    if not machine.open:
+        machine.losses.update(one.storage for value in (event.receiver, *event.args[:1]) if value is not None for one in tensors_in(value))
     graphs.run_backward(machine, event.at)
     return NONE
 
@@ -871,6 +883,7 @@ _HANDLERS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
     "torch.compiler.is_compiling": _compiling, "torch._dynamo.is_compiling": _compiling, "torch.compiler.is_dynamo_compiling": _compiling,
     "torch.jit.is_scripting": _false, "torch.jit.is_tracing": _false, "torch.onnx.is_in_onnx_export": _false,
     "torch.device": _device_made, "torch.cuda.current_stream": _current_stream, "torch.cuda.default_stream": _default_stream,
+    **{f"torch.distributed.{name}": _collective for name in names.COLLECTIVES},
     "torch.cuda.set_stream": _set_stream, "torch.nn.Parameter": _parameter, "torch.nn.Buffer": _parameter, "torch.set_default_device": _default_device,
     "functools.partial": _partial, "functools.wraps": _wraps, "functools.wraps.__call__": _identity, "functools.update_wrapper": _identity,
     "torch.cuda.make_graphed_callables": _graphed, "transformer_engine.pytorch.make_graphed_callables": _graphed,
