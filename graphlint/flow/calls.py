@@ -7,7 +7,7 @@ from typing import Any
 
 from graphlint import ir
 from graphlint.flow import events as ev
-from graphlint.flow import graphs, pylib, torchlib
+from graphlint.flow import evidence, graphs, pylib, torchlib
 from graphlint.flow.expressions import Expressions
 from graphlint.flow.state import MAX_DEPTH, MAX_ENTRIES, OutOfBudget
 from graphlint.flow.values import (
@@ -456,7 +456,17 @@ class Calls(Expressions):
             value = Unknown(param.name)
         if isinstance(value, Unknown):
             value = self.of_annotation(param.annotation, func.module, at, param.name)
+            if isinstance(value, Unknown) and param.name in self._tensor_parameters(func):
+                value = self.tensor(at)
         return value
+
+    def _tensor_parameters(self, func: Closure) -> frozenset[str]:
+        key = ("tensors", id(func.func))
+        if key not in self.memo:
+            forward = func.func.name == "forward" and func.owner is not None and func.owner.is_module
+            self.memo[key] = evidence.tensor_parameters(func.func, func.module, forward)
+        found: frozenset[str] = self.memo[key]
+        return found
 
     def _generator(self, func: Closure, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
         """A generator is run to its end at the call; what it yields stands ready to be iterated."""
