@@ -62,7 +62,8 @@ class Calls(Expressions):
         if isinstance(obj, Symbol):
             return torchlib.symbol(f"{obj.name}.{name}")
         if isinstance(obj, ModuleValue):
-            return self.member(obj.module, name)
+            found = self.member(obj.module, name)
+            return self.read(self.module_scope(obj.module), name, found, at)
         if isinstance(obj, External):
             if name in obj.slots:
                 return self.read(obj, name, obj.slots[name], at)

@@ -260,7 +260,8 @@ class Expressions(State):
                     rank += 1
                 elif isinstance(part, Host) and part.kind in ("int", "any") or isinstance(part, Tensor):
                     rank -= 1
-        return replace(obj, rank=rank if rank is None or rank >= 0 else None, dims=None)
+        whole = all(_takes_all(part, obj) for part in parts)
+        return replace(obj, rank=rank if rank is None or rank >= 0 else None, dims=obj.dims if whole and len(parts) == 1 else None, part=obj.part or not whole)
 
     def _Slice(self, node: ir.Slice) -> Value:
         parts = [self.eval(part) for part in (node.low, node.high, node.step) if part is not None]
@@ -405,12 +406,26 @@ class Expressions(State):
             results.append(self.compare(op, left, right, node.at))
             left = right
         if len(results) == 1:
-            return results[0]
+            return self._asked_for_none(node, results[0])
         if all(self.truth(one) is True for one in results):
             return TRUE
         if any(self.truth(one) is False for one in results):
             return FALSE
         return Host("bool", origins=frozenset().union(*[self.origins(one) for one in results]))
+
+    def _asked_for_none(self, node: ir.Compare, result: Value) -> Value:
+        """`x is None`: the answer depends on the cell of `x`, whatever stands in it."""
+        right = node.rights[0]
+        if node.ops[0] not in ("is", "is not") or not (isinstance(right, ir.Const) and right.value is None and not right.kind) or not isinstance(result, Host):
+            return result
+        found = self.place_of(node.left)
+        if found is None or isinstance(found[0], Scope) and found[0].outer is not None:
+            return result
+        return replace(result, origins=result.origins | {Cell(*found)}, marks=result.marks | {"none"})
+
+    def place_of(self, target: ir.Expr) -> tuple[Holder, Any] | None:
+        """The holder and key that a name or attribute stands for, where that is known."""
+        raise NotImplementedError
 
     def compare(self, op: str, left: Value, right: Value, at: ir.Span) -> Value:
         if op in ("in", "not in"):
@@ -553,6 +568,7 @@ class Expressions(State):
         self.happen(ev.LoopEvent, loop.source.at, source)
         items = self.iterate(source, loop.source.at)
         exact = isinstance(source, Items) and source.exact or self.counted(source, len(items))
+        self.frame.loops += 1
         for item in items:
             self.assign(loop.target, item, loop.target.at)
             wanted: bool | None = True
@@ -567,6 +583,7 @@ class Expressions(State):
                 exact = False
             if wanted is not False:
                 exact = self._rounds(node, level + 1, values, keys) and exact
+        self.frame.loops -= 1
         return exact
 
     @staticmethod
@@ -612,6 +629,16 @@ class Expressions(State):
         else:
             frame.yields.append(value)
         return UNKNOWN
+
+
+def _takes_all(part: Value, obj: Tensor) -> bool:
+    """Whether an index leaves a dimension as long as it is: `:`, `...`, `None`, `:n` up to the whole length."""
+    if isinstance(part, External) and part.name == "slice":
+        if not part.args:
+            return True
+        last, length = part.args[-1], obj.dims[0] if obj.dims else None
+        return len(part.args) == 1 and length is not None and isinstance(last, Host) and isinstance(last.value, int) and last.value >= length
+    return isinstance(part, Host) and part.kind in ("none", "ellipsis")
 
 
 BUILTINS = frozenset(dir(__import__("builtins")))

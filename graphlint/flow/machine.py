@@ -230,7 +230,7 @@ class Machine(Calls):
                 if isinstance(index, Host) and index.kind == "str":
                     continue  # a TensorDict or a batch: the entry is bound to another tensor
                 whole = isinstance(index, External) and not index.args or (isinstance(index, Host) and index.kind == "ellipsis")
-                self.happen(ev.InplaceEvent, at, one.storage, "[]=", value, not whole)
+                self.happen(ev.InplaceEvent, at, one.storage, "[]=", value, one.part or not whole)
             elif isinstance(one, (Items, Mapping, External)):
                 key = self.key(index)
                 if key is NO or isinstance(key, int) and key < 0:
@@ -240,6 +240,8 @@ class Machine(Calls):
                         one.exact = False
                 else:
                     self.write(one, key, value, at, how)
+            elif isinstance(one, Symbol):
+                torchlib.set_symbol(self, f"{one.name}[]", value, at)
             elif isinstance(one, Instance):
                 found = one.cls.find("__setitem__")
                 if found:
@@ -261,7 +263,9 @@ class Machine(Calls):
         return NORMAL
 
     def _Do(self, node: ir.Do) -> int:
-        self.eval(node.value)
+        value = self.eval(node.value)
+        if isinstance(value, External) and value.name == "torch.set_grad_enabled":  # not in a `with`: from here on
+            self.grad_mode = torchlib.grad_mode(value)
         return NORMAL
 
     def _Return(self, node: ir.Return) -> int:
@@ -511,7 +515,7 @@ class Machine(Calls):
 
     def _split(self, target: ir.Expr, belongs: Callable[[Value], Any], otherwise: Value | None, positive: bool) -> Narrowing:
         """The alternatives of a name or attribute that belong to the yes and to the no side."""
-        cell = self._cell(target)
+        cell = self.place_of(target)
         if cell is None:
             return ()
         holder, key = cell
@@ -522,7 +526,7 @@ class Machine(Calls):
         right = join(*no) if no else value
         return ((holder, key, left, right) if positive else (holder, key, right, left),)
 
-    def _cell(self, target: ir.Expr) -> tuple[Holder, Any] | None:
+    def place_of(self, target: ir.Expr) -> tuple[Holder, Any] | None:
         if isinstance(target, ir.Name):
             scope: Scope | None = self.frame.scope.redirect.get(target.id, self.frame.scope)
             while scope is not None:
@@ -530,8 +534,8 @@ class Machine(Calls):
                     return scope, target.id
                 scope = scope.outer
             return None
-        if isinstance(target, ir.Attr) and isinstance(target.obj, ir.Name):
-            inner = self._cell(target.obj)
+        if isinstance(target, ir.Attr) and isinstance(target.obj, (ir.Name, ir.Attr)):
+            inner = self.place_of(target.obj)
             if inner is not None:
                 obj = inner[0].slots[inner[1]]
                 if isinstance(obj, Instance) and target.name in obj.slots:
@@ -556,7 +560,7 @@ class Machine(Calls):
     def _For(self, node: ir.For) -> int:
         source = self.eval(node.source)
         self.happen(ev.LoopEvent, node.source.at, source)
-        self.frame.loops += 1
+        outer = self._enter_loop()
         ended = NORMAL
         for item in self.iterate(source, node.source.at):
             self.assign(node.target, item, node.target.at, "loop")
@@ -566,10 +570,19 @@ class Machine(Calls):
                 break
             if status == BREAK:
                 break
-        self.frame.loops -= 1
+        self._leave_loop(outer)
         if ended != NORMAL:
             return ended
         return self.run_block(node.orelse)
+
+    def _enter_loop(self) -> int:
+        outer, self.frame.loop_doubt = self.frame.loop_doubt, self.doubt
+        self.frame.loops += 1
+        return outer
+
+    def _leave_loop(self, outer: int) -> None:
+        self.frame.loops -= 1
+        self.frame.loop_doubt = outer
 
     def iterate(self, value: Value, at: ir.Span) -> list[Value]:
         """The items a loop takes: all of a short known sequence, else two."""
@@ -580,7 +593,7 @@ class Machine(Calls):
 
     def _While(self, node: ir.While) -> int:
         rounds = 0
-        self.frame.loops += 1
+        outer = self._enter_loop()
         status = NORMAL
         undecided = 0
         while rounds < 24 and undecided < 2:
@@ -599,7 +612,7 @@ class Machine(Calls):
             status = self.run_block(node.body)
             if status in (BREAK, RETURN, RAISE):
                 break
-        self.frame.loops -= 1
+        self._leave_loop(outer)
         if status in (RETURN, RAISE):
             return status
         return self.run_block(node.orelse)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from graphlint import ir
 from graphlint.flow import events as ev
-from graphlint.flow import tensors
+from graphlint.flow import tensors, torchlib
 from graphlint.flow.values import (
     DEFAULT,
     NONE,
@@ -185,6 +185,16 @@ def method(machine: Machine, event: ev.CallEvent, module: Instance | External, n
         wanted: Value = const(False) if name == "eval" else (args[0] if args else words.get("mode", const(True)))
         set_mode(machine, module, wanted, at)
         return module
+    if name == "requires_grad_":
+        wanted = args[0] if args else words.get("requires_grad", const(True))
+        for part in parts(module):
+            if isinstance(part, External):
+                part.facts["frozen"] = isinstance(wanted, Host) and wanted.value is False
+            for key, inner in list(part.slots.items()):
+                if isinstance(inner, Tensor) and inner.storage.owner == "param":
+                    asked = not (isinstance(wanted, Host) and wanted.value is False)
+                    machine.put(part, key, replace(inner, grad=asked, leaf=asked))
+        return module
     if name in ("requires_grad_", "apply", "compile", "share_memory", "add_module", "register_module"):
         if name in ("add_module", "register_module") and len(args) > 1 and isinstance(args[0], Host) and args[0].known:
             machine.put(module, str(args[0].value), args[1])
@@ -198,7 +208,7 @@ def method(machine: Machine, event: ev.CallEvent, module: Instance | External, n
     if name in ("parameters", "buffers", "named_parameters", "named_buffers"):
         return _listed(machine, module, name, at)
     if name in ("modules", "children", "named_modules", "named_children"):
-        inner: list[Value] = [part for part in parts(module) if part is not module]
+        inner: list[Value] = [part for part in parts(module) if part is not module or name.endswith("modules")]
         if name.startswith("named"):
             inner = [machine.items("tuple", [Host("str"), one], at) for one in inner]
         return machine.items("list", inner, at) if inner else UNKNOWN
@@ -283,7 +293,10 @@ def call(machine: Machine, module: External, args: list[Value], keywords: dict[s
             if isinstance(key, int):
                 value = machine.call(inner, [value], {}, at)
         return value
-    return machine.outside(f"{module.name}.forward", module, args, keywords, at)
+    torchlib.run_hooks(machine, module, "pre", args, at)
+    result = machine.outside(f"{module.name}.forward", module, args, keywords, at)
+    torchlib.run_hooks(machine, module, "post", [*args, result], at)
+    return result
 
 
 def forward(machine: Machine, event: ev.CallEvent, module: External) -> Value:
@@ -300,14 +313,20 @@ def forward(machine: Machine, event: ev.CallEvent, module: External) -> Value:
     rank = 0 if last.endswith("Loss") else None
     if last in ("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Dropout", "Softmax", "Identity", "LayerNorm", "RMSNorm", "BatchNorm1d", "BatchNorm2d", "Linear") and given:
         rank = given[0].rank
-    made = machine.tensor(event.at, device, "float", rank, grad=True)
+    grad = any(one.grad for one in given) or learns(machine, module)
+    made = machine.tensor(event.at, device, "float", rank, grad=grad)
     if last in ("Identity",) and given:
         return given[0]
     if last in ("LSTM", "GRU", "RNN", "MultiheadAttention"):
-        return machine.items("tuple", [made, machine.tensor(event.at, device, "float", None, grad=True)], event.at)
+        return machine.items("tuple", [made, machine.tensor(event.at, device, "float", None, grad=grad)], event.at)
     if isinstance(module.slots.get("weight"), Tensor) and machine.open:
         machine.read(module, "weight", module.slots["weight"], event.at)
     return made
+
+
+def learns(machine: Machine, module: External) -> bool:
+    """Whether a torch module has parameters that ask for gradients; not where some parameters were switched off one by one."""
+    return not (is_plain(module.name) or module.name in CONTAINERS or module.facts.get("frozen") or machine.frozen)
 
 
 # --- optimizers ------------------------------------------------------------------------------------------------------

@@ -344,6 +344,8 @@ def _len(machine: Machine, event: ev.CallEvent) -> Value:
         return const(len(value.slots))
     if isinstance(value, Mapping) and REST not in value.slots:
         return const(len(value.slots))
+    if isinstance(value, Tensor) and value.dims:
+        return Host("int", NO if value.dims[0] is None else value.dims[0], frozenset(), frozenset({"shape"}))
     if isinstance(value, Tensor) or (isinstance(value, Host) and value.kind == "size"):
         return Host("int", marks=frozenset({"shape"}))
     if isinstance(value, Instance) and value.cls.find("__len__"):

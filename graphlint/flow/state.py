@@ -72,12 +72,15 @@ class State:
         self.autocast: list[Value] = []
         self.default_device = "cpu"
         self.known_regions: dict[tuple[str, ir.Span], Region] = {}  # what the region finder saw, by the span of its statement or call
-        self.written_in_capture: set[Cell] = set()  # cells that some capture wrote: from then on reading them is an event
+        self.written_in_capture: set[Cell] = set()  # cells that some capture wrote, or that hold what one made: reading them is an event from then on
+        self.grad_off = 0  # how many `no_grad` enclose the current statement
         self.gradients = Holder()  # id of a parameter's storage -> its gradient
         self.hooks: list[tuple[str, Value, Value]] = []
         self.functions: list[ClassInfo] = []  # custom autograd functions whose backward has not run yet
         self.threads: list[tuple[Value, int, list[ev.Event]]] = []
         self.default_stream: External | None = None
+        self.grad_mode = True  # autograd records
+        self.frozen: set[Storage] = set()  # parameters that need no gradient, one by one
 
     # -- time and events
 
@@ -109,6 +112,8 @@ class State:
         return Storage(self.site(at), self.capture, self.tick())
 
     def tensor(self, at: ir.Span, device: str = "?", dtype: str = "?", rank: int | None = None, **more: Any) -> Tensor:
+        if not self.grad_mode:
+            more["grad"] = False
         return Tensor(device, dtype, rank, self.storage(at), **more)
 
     def items(self, kind: str, values: list[Value], at: ir.Span, exact: bool = True) -> Items:
@@ -146,6 +151,8 @@ class State:
         cell = Cell(holder, key)
         if self.open and holder.born < self.open[-1].begin:
             self.written_in_capture.add(cell)
+        elif not self.open and isinstance(value, Tensor) and (value.storage.pool is not None or value.storage.via is not None):
+            self.written_in_capture.add(cell)  # a result that the next replay overwrites: who reads it later?
         self.happen(ev.WriteEvent, at, cell, old, value, how)
 
     def fork(self, *branches: Callable[[], int]) -> list[int]:

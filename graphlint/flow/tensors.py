@@ -209,7 +209,7 @@ def factory(machine: Machine, event: ev.CallEvent, short: str) -> Value:
     scale = frozenset(cell for one in (*args, *words.values()) for host in hosts_in(one) for cell in host.origins) if device in ("cpu", "pinned") else frozenset()
     made = machine.tensor(at, device, dtype, rank, scale=scale, dims=dims)
     grad = words.get("requires_grad")
-    return replace(made, grad=True) if isinstance(grad, Host) and grad.value is True else made
+    return replace(made, grad=True, leaf=True) if isinstance(grad, Host) and grad.value is True else made
 
 
 def _dims(size: list[Value]) -> tuple[tuple[int | None, ...] | None, int | None]:
@@ -286,10 +286,15 @@ def gradient(machine: Machine, tensor: Tensor, at: ir.Span) -> Value:
     """`p.grad`: one gradient per storage, kept in the machine's memory of gradients."""
     known = machine.gradients.slots.get(id(tensor.storage))
     if known is not None:
+        if machine.captures and not machine.open:
+            machine.happen(ev.ReadEvent, at, Cell(machine.gradients, id(tensor.storage)), known)
+            return known
         return machine.read(machine.gradients, id(tensor.storage), known, at)
     made = machine.tensor(at, tensor.device, "float", tensor.rank)
     made.storage.owner = "grad"
     machine.put(machine.gradients, id(tensor.storage), made)
+    if machine.captures and not machine.open:
+        machine.happen(ev.ReadEvent, at, Cell(machine.gradients, id(tensor.storage)), made)
     return made
 
 
@@ -316,6 +321,8 @@ def method(machine: Machine, event: ev.CallEvent, tensor: Tensor, name: str) -> 
         return machine.tensor(at, "pinned" if tensor.on_host else tensor.device, tensor.dtype, tensor.rank, scale=tensor.scale)
     if name in names.MANY_VIEWS:
         return many(machine, tensor, name, args, words, at)
+    if name == "requires_grad_":
+        return _asked(machine, tensor, args[0] if args else words.get("requires_grad"))
     if name in names.VIEWS:
         return _viewed(machine, tensor, name, args, at)
     if name.endswith("_") and not name.endswith("__"):
@@ -383,13 +390,14 @@ def _viewed(machine: Machine, tensor: Tensor, name: str, args: tuple[Value, ...]
     if name == "flatten" and not args:
         rank = 1
     grad = False if name == "detach" else (True if name == "requires_grad_" and not (args and isinstance(args[0], Host) and args[0].value is False) else tensor.grad)
-    return replace(tensor, rank=rank, dims=None, grad=grad)
+    part = tensor.part or name in ("narrow", "select", "diagonal")
+    return replace(tensor, rank=rank, dims=tensor.dims if name in ("detach", "contiguous", "requires_grad_", "alias") else None, grad=grad, part=part, leaf=tensor.leaf or grad and not tensor.grad)
 
 
 def many(machine: Machine, tensor: Tensor, name: str, args: tuple[Value, ...], words: dict[str, Value], at: ir.Span) -> Value:
     """Several views of one tensor."""
     rank = tensor.rank - 1 if name == "unbind" and tensor.rank else (tensor.rank if name != "unbind" else None)
-    piece = replace(tensor, rank=rank, dims=None)
+    piece = replace(tensor, rank=rank, dims=None, part=True)
     count = args[0] if args else words.get("chunks")
     if name == "chunk" and isinstance(count, Host) and isinstance(count.value, int) and 0 < count.value <= 8:
         return machine.items("tuple", [piece] * count.value, at)
@@ -400,10 +408,16 @@ def many(machine: Machine, tensor: Tensor, name: str, args: tuple[Value, ...], w
 
 def _inplace(machine: Machine, event: ev.CallEvent, tensor: Tensor, name: str) -> Value:
     source = event.args[0] if event.args else None
-    if name == "requires_grad_":
-        return tensor
-    machine.happen(ev.InplaceEvent, event.at, tensor.storage, name, source, False)
+    machine.happen(ev.InplaceEvent, event.at, tensor.storage, name, source, tensor.part)
     return tensor
+
+
+def _asked(machine: Machine, tensor: Tensor, wanted: Value | None) -> Tensor:
+    """`x.requires_grad_()`: a leaf of autograd from here on; a parameter that is switched off is remembered as frozen."""
+    if isinstance(wanted, Host) and wanted.value is False:
+        machine.frozen.add(tensor.storage)
+        return replace(tensor, grad=False)
+    return replace(tensor, grad=True, leaf=tensor.leaf or not tensor.grad)
 
 
 def set_attribute(machine: Machine, tensor: Tensor, name: str, value: Value, at: ir.Span) -> None:
@@ -412,6 +426,8 @@ def set_attribute(machine: Machine, tensor: Tensor, name: str, value: Value, at:
         machine.write(machine.gradients, id(tensor.storage), value, at, "grad")
         if isinstance(value, Tensor) and not value.storage.owner:
             value.storage.owner = "grad"
+    elif name == "requires_grad":
+        _asked(machine, tensor, value)
     elif name == "data":
         machine.happen(ev.MoveEvent, at, tensor, (tensor.storage,), ".data")
 

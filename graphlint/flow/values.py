@@ -123,7 +123,7 @@ class Tensor(Value):
     """A tensor. `device`: cuda, cpu, pinned, meta, default or ?; `dtype`: bool, int, float or ?; `rank`: dimensions or None.
 
     `sure`: something shows that it is a tensor at all (it is not only a guess from a parameter's use). `data_sized`: its shape comes from contents.
-    `one`: it is known to hold exactly one element. `grad`: it takes part in autograd.
+    `grad`: it takes part in autograd.
     """
 
     device: str = "?"
@@ -132,8 +132,10 @@ class Tensor(Value):
     storage: Storage = field(default_factory=Storage)
     sure: bool = True
     grad: bool = False
+    leaf: bool = False  # it was asked for gradients itself, so no autograd graph hangs on it
     scale: frozenset[Cell] = frozenset()  # cells whose host values are folded into a 0-dim CPU tensor
     dims: tuple[int | None, ...] | None = None
+    part: bool = False  # a view of a part of its memory
 
     @property
     def on_host(self) -> bool:
