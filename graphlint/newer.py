@@ -1,7 +1,7 @@
 """Files whose syntax is newer than the running Python.
 
 libcst reads them; what this Python's own parser does not know is blanked in place, so that every row and column stays, and the file goes the common way. Blanked are type
-parameters (3.12), `type` statements (3.12), f-strings with reused quotes (3.12), template strings (3.14) and unparenthesised `except A, B` (3.14): none of them matters to a capture, except
+parameters (3.12), `type` statements (3.12), lazy imports (3.15), f-strings with reused quotes (3.12), template strings (3.14) and unparenthesised `except A, B` (3.14): none of them matters to a capture, except
 what stands inside such a string, which is lost for that file.
 """
 
@@ -11,16 +11,21 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from graphlint.files import MAX_BRACKETS, bracket_depth
+
 if TYPE_CHECKING:
     import libcst
 
 _DEFINITION = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+\w+[ \t]*(?=\[)", re.M)
 _ALIAS = re.compile(r"^([ \t]*)type([ \t]+)(\w+)(?=[ \t]*[\[=])", re.M)
+_LAZY = re.compile(r"^([ \t]*)lazy ([ \t]*)(?=(?:import|from)\b)", re.M)
 _EXCEPT = re.compile(r"^([ \t]*except[ \t]*\*?)[ \t]+([\w.]+(?:[ \t]*,[ \t]*[\w.]+)+)[ \t]*:", re.M)
 
 
 def blank_newer_syntax(text: str) -> str | None:
     """The text with newer syntax blanked, rows and columns kept; None when it is no Python for libcst either."""
+    if bracket_depth(text) > MAX_BRACKETS:  # libcst's parser would overflow the stack and take the process with it
+        return None
     import libcst  # 0.3 s, for the few files that need it
 
     try:
@@ -30,6 +35,7 @@ def blank_newer_syntax(text: str) -> str | None:
     text = _blank_strings(text, module)
     text = _blank_parameters(text)
     text = _ALIAS.sub(lambda found: f"{found[1]}type{'_' * len(found[2])}{found[3]}", text)  # another name, the same extent
+    text = _LAZY.sub(r"\1pass;\2", text)  # as long as before
     return _EXCEPT.sub(_first_exception, text)
 
 

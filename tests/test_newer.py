@@ -40,3 +40,31 @@ def test_text_that_is_no_python_is_refused() -> None:
     with pytest.raises(summary.SourceError) as refused:
         summary.read("x.py", "x", "a = 1\ndef (:\n")
     assert refused.value.row == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "type X = (\n    int\n    | str\n)\n",
+        "def f[T: int = str](x: T) -> T: ...\n",
+        "def f[\n    T,\n\n    *Ts,\n](x): ...\n",
+        "class A[*Ts, **P](B): ...\n",
+        "x = f'{f'{'nested'}'}'\n",
+        "x = f'{d['key']} and {y!r:>{width}}'\n",
+        "x = f'''{\n    a['b']  # why\n}'''\n",
+        "x = f'{\n    a\n}' + z\n",
+        "x = f'{'\\n'.join(names)}'\n",
+        "x = t'hello {name}'\n",
+        "try: ...\nexcept A, B: ...\n",
+        "lazy import torch\nlazy from a import b\n",
+    ],
+)
+def test_what_stands_behind_it_does_not_move(text: str) -> None:
+    marked = text + "marker(1)\n"
+    older = newer.blank_newer_syntax(marked)
+    assert older is not None
+    assert ast.get_source_segment(marked, ast.parse(older).body[-1].value) == "marker(1)"  # type: ignore[attr-defined]
+
+
+def test_what_would_overflow_the_parser_is_not_handed_to_it() -> None:
+    assert newer.blank_newer_syntax("x = " + "(" * 5000 + ")" * 5000 + "\n") is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import tomllib
 from kit import command, project
 
 from graphlint import config
