@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 from graphlint import rulebook
@@ -32,6 +33,24 @@ def fact_for(event: ev.CallEvent, walk: Walk, book: rulebook.Rulebook) -> CallFa
             if fact.holds_for(walk.target) and matches(fact, event.args, event.keywords) and _concerns_device(event, fact):
                 return fact
     return None
+
+
+def fact_of(event: ev.CallEvent, walk: Walk, rule: str) -> CallFact | None:
+    """The line of one rule's table that the call matches, also of a table that a check judges."""
+    table = _table(rule)
+    if not table:
+        return None
+    found = (fact for name in _names(event) for fact in table.get(name, ()))
+    return next((fact for fact in found if fact.holds_for(walk.target) and matches(fact, event.args, event.keywords) and _concerns_device(event, fact)), None)
+
+
+@functools.cache
+def _table(rule: str) -> dict[str, list[CallFact]]:
+    known = rulebook.load().by_name.get(rule)
+    table: dict[str, list[CallFact]] = {}
+    for fact in known.calls if known is not None else ():
+        table.setdefault(fact.name, []).append(fact)
+    return table
 
 
 def _names(event: ev.CallEvent) -> list[str]:

@@ -19,7 +19,7 @@ def unrepeated_effect(walk: Walk) -> Iterator[Report]:
         first = replays[0].clock
         seen: set[Cell] = set()
         for event in walk.inside(capture):
-            if isinstance(event, ev.WriteEvent) and event.cell not in seen and _old(event.cell.holder, capture):
+            if isinstance(event, ev.WriteEvent) and event.cell not in seen and _old(event.cell.holder, capture) and not _put_back(event.cell, capture, walk):
                 why = _relied_on(event, capture, first, walk)
                 if why is not None:
                     seen.add(event.cell)
@@ -46,13 +46,26 @@ def _relied_on(event: ev.WriteEvent, capture: ev.Capture, first: int, walk: Walk
     """Where code outside needs the write to happen at each replay: it counts, or resets what the region sets."""
     if not any(isinstance(one, Host) for one in alternatives(event.new)):
         return None
-    outside = [one for one in walk.of(ev.WriteEvent) if one.cell == event.cell and one.capture is None and one.clock > capture.end and _other(one.new, event.new)]
+    outside = [one for one in walk.of(ev.WriteEvent) if one.cell == event.cell and one.capture is None and one.clock > capture.end and _other(one.new, event.new) and one.at != event.at]
     reads = [one for one in walk.of(ev.ReadEvent) if one.cell == event.cell and one.capture is None and one.clock > first]
     if event.how == "augment" and any(isinstance(one, Host) and one.kind in ("int", "float", "any") for one in alternatives(event.new)):
         return reads[0] if reads else None
-    if outside and reads and any(read.clock > outside[0].clock for read in reads):
-        return outside[0]
+    for read in reads:
+        before = next((one for one in reversed(outside) if one.clock < read.clock), None)
+        if before is not None and any(before.clock < replay.clock < read.clock for replay in walk.replays(capture)):
+            return before  # set outside, then replayed, then asked for what the region would have set
     return None
+
+
+def _put_back(cell: Cell, capture: ev.Capture, walk: Walk) -> bool:
+    """Whether the region leaves the cell as it found it: a depth that goes up and down, a setting of a `with`."""
+    writes = [event for event in walk.inside(capture) if isinstance(event, ev.WriteEvent) and event.cell == cell]
+    if len(writes) < 2:
+        return False
+    first, last = writes[0].old, writes[-1].new
+    if first is last or isinstance(first, Host) and isinstance(last, Host) and first.known and last.known and first.value == last.value:
+        return True
+    return writes[0].how == writes[-1].how == "augment" and writes[0].at != writes[-1].at
 
 
 def _other(new: Value, old: Value) -> bool:
@@ -87,7 +100,7 @@ def first_step_branch(walk: Walk) -> Iterator[Report]:
                     continue
                 for cell in host.origins:
                     later = next((write for write in writes if write.cell == cell and write.clock > test.clock), None)
-                    if later is not None and _old(cell.holder, capture) and isinstance(later.new, Host) and _flips(later, host) and walk.replays(capture):
+                    if later is not None and not _put_back(cell, capture, walk) and _old(cell.holder, capture) and isinstance(later.new, Host) and _flips(later, host) and walk.replays(capture):
                         report = at(test, "first-step-branch", value=cell_name(cell).lstrip("."))
                         report.related.append((later.frame, later.at, "the region changes it here, once, at capture"))
                         yield report

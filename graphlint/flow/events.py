@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Frame:
     """One running function: where it was called from, and what it collects."""
 
-    __slots__ = ("call_at", "depth", "func", "loops", "module", "name", "on_yield", "owner", "parent", "receiver", "returns", "scope", "yields")
+    __slots__ = ("call_at", "depth", "func", "loop_doubt", "loops", "module", "name", "on_yield", "owner", "parent", "receiver", "returns", "scope", "yields")
 
     def __init__(self, parent: Frame | None, name: str, module: Module, scope: Scope, call_at: ir.Span | None) -> None:
         self.parent = parent
@@ -36,6 +36,7 @@ class Frame:
         self.owner: ClassInfo | None = None
         self.func: ir.Function | None = None
         self.loops = 0
+        self.loop_doubt = 0  # undecided branches around its innermost loop
 
 
 @dataclass(slots=True, eq=False)
@@ -52,13 +53,13 @@ class Capture:
     stream: Value | None = None
     mode: str = "global"
     backward: bool = False  # the backward is captured too
-    stack: tuple[tuple[Frame, ir.Span, int], ...] = ()  # the frames at its begin, innermost first: frame, span in it, loops around
+    stack: tuple[tuple[Frame, ir.Span, int], ...] = ()  # the frames at its begin, innermost first: frame, span in it, loops that surely come here in each round
     loop: bool = False  # it was begun in a loop of its own function
     sure: bool = True
     tags: set[str] = field(default_factory=set)
     outer: Capture | None = None  # the capture that was open when it began
     callee: str = ""
-    alive: frozenset[Storage] = frozenset()  # losses that went backward before it and whose graph is still alive at its begin
+    alive: frozenset[Storage] = frozenset()  # of tensors whose autograd graph is alive at its begin
 
 @dataclass(slots=True, eq=False)
 class Event:

@@ -63,15 +63,15 @@ def begin(machine: Machine, kind: str, api: str, at: ir.Span, graph: Holder | No
     pool = words.get("pool")
     if pool is not None:
         capture.tags.add("pool")
-    stack: list[tuple[ev.Frame, ir.Span, int]] = [(machine.frame, at, machine.frame.loops)]
+    stack: list[tuple[ev.Frame, ir.Span, int]] = [(machine.frame, at, _sure_loops(machine, machine.frame))]
     while stack[-1][0].parent is not None and stack[-1][0].call_at is not None:
         above = stack[-1][0].parent
-        stack.append((above, stack[-1][0].call_at, above.loops))  # type: ignore[arg-type]
+        stack.append((above, stack[-1][0].call_at, _sure_loops(machine, above)))  # type: ignore[arg-type]
     capture.stack = tuple(stack)
     if not machine.captures:
         machine.budget += MAX_ENTRY_STEPS if machine.whole else MAX_REGION_STEPS
-    if machine.whole and machine.losses:
-        capture.alive = liveness.graphs_alive(machine.frame, machine.losses)
+    if machine.whole and kind in ("graph", "manual", "graphed-callable"):
+        capture.alive = liveness.graphs_alive(machine.frame)
     machine.captures.append(capture)
     machine.open.append(capture)
     if graph is not None:
@@ -82,6 +82,11 @@ def begin(machine: Machine, kind: str, api: str, at: ir.Span, graph: Holder | No
         machine.streams.append(capture.stream)
         capture.tags.add("stream")
     return capture
+
+
+def _sure_loops(machine: Machine, frame: ev.Frame) -> int:
+    """The loops of a frame around this moment; none where a test inside the innermost decides in which rounds it comes here."""
+    return frame.loops if machine.doubt <= frame.loop_doubt else 0
 
 
 def end(machine: Machine, capture: ev.Capture, at: ir.Span) -> None:
@@ -171,14 +176,19 @@ def graphed_callables(machine: Machine, event: ev.CallEvent, te: bool = False) -
     given = samples.values if several and isinstance(samples, Items) and samples.exact else [samples] * len(targets)
     kwargs = words.get("sample_kwargs")
     made: list[Value] = []
+    named = {str(key): value for key, value in kwargs.slots.items() if key != "*"} if isinstance(kwargs, Mapping) else {}
+    rounds = words.get("num_warmup_iters")
+    if not (isinstance(rounds, Host) and rounds.value == 0):
+        for one, sample in zip(targets, given, strict=False):  # it warms up by itself: what is made on first use is there when the capture begins
+            machine.call(one, list(sample.values) if isinstance(sample, Items) and sample.exact else [sample], named, at)
+            run_backward(machine, at)
     for one, sample in zip(targets, given, strict=False):
         capture = begin(machine, "graphed-callable", event.name, at, External("torch.cuda.CUDAGraph", machine.site(at), machine.tick()), {}, backward=True)
         capture.mode = "thread_local" if machine.target >= (2, 14) and "capture_error_mode" in words else "global"
         inputs = list(sample.values) if isinstance(sample, Items) and sample.exact else [sample]
-        named = dict(kwargs.slots) if isinstance(kwargs, Mapping) else {}
 
-        def run(one: Value = one, inputs: list[Value] = inputs, named: dict[Any, Value] = named) -> Value:
-            result = machine.call(one, inputs, {str(key): value for key, value in named.items() if key != "*"}, at)
+        def run(one: Value = one, inputs: list[Value] = inputs) -> Value:
+            result = machine.call(one, inputs, named, at)
             run_backward(machine, at)
             return result
 

@@ -140,13 +140,7 @@ NO_TENSOR = frozenset({
     "enable_grad", "load", "result_type", "promote_types", "can_cast", "typename", "Size", "get_device_module", "_assert_async", "_assert",
 })  # fmt: skip
 
-# arithmetic that goes through a library handle: the first call of a kind must not fall into a capture
-LIBRARIES = {
-    "cublas": frozenset({"matmul", "mm", "bmm", "addmm", "baddbmm", "linear", "einsum", "mv", "dot", "addmv", "inner", "tensordot", "bilinear", "chain_matmul", "multi_dot", "@"}),
-    "cudnn": frozenset({"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}),
-    "cufft": frozenset({"stft", "istft", "fft", "ifft", "rfft", "irfft", "fft2", "ifft2", "rfft2", "irfft2", "fftn", "ifftn", "rfftn", "irfftn", "hfft", "ihfft"}),
-}
-LIBRARY_MODULES = {
-    "cublas": frozenset({"Linear", "Bilinear", "MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer", "Transformer", "LSTMCell", "GRUCell", "RNNCell", "LazyLinear"}),
-    "cudnn": frozenset({"Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "LSTM", "GRU", "RNN"}),
-}
+COLLECTIVES = frozenset({
+    "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "broadcast", "reduce", "all_to_all", "all_to_all_single", "gather", "scatter",
+    "barrier", "send", "isend", "irecv",
+})  # fmt: skip

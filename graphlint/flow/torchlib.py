@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from graphlint import ir
@@ -363,6 +364,13 @@ def with_external(machine: Machine, manager: Value, body: Body, at: ir.Span, who
             body(manager)
             _close_stack(machine, manager, at)
             return
+        if manager.name in GRAD_MODES:
+            outer, machine.grad_mode = machine.grad_mode, grad_mode(manager)
+            try:
+                body(manager)
+            finally:
+                machine.grad_mode = outer
+            return
         if manager.name in ("torch.amp.autocast",):
             machine.autocast.append(manager)
             body(manager)
@@ -383,6 +391,25 @@ def with_external(machine: Machine, manager: Value, body: Body, at: ir.Span, who
         machine.default_device = outer
         return
     body(manager)
+
+
+GRAD_MODES = frozenset({"torch.no_grad", "torch.inference_mode", "torch.enable_grad", "torch.set_grad_enabled"})
+
+
+def grad_mode(switch: External) -> bool:
+    """Whether autograd records under `torch.no_grad()` and its kin; not where that is unknown."""
+    given = switch.args[0] if switch.args else switch.keywords.get("mode")
+    if switch.name in ("torch.no_grad", "torch.enable_grad"):
+        return switch.name == "torch.enable_grad"
+    value = given.value if isinstance(given, Host) and given.known else None
+    return value is True if switch.name == "torch.set_grad_enabled" else value is False
+
+
+def _set_grad(machine: Machine, event: ev.CallEvent) -> Value:
+    """`torch.set_grad_enabled(...)`: from here on, or for a `with`."""
+    made = External("torch.set_grad_enabled", machine.site(event.at), machine.clock)
+    made.args, made.keywords = event.args, event.keywords
+    return made
 
 
 def _on_stream(machine: Machine, manager: External, body: Body, at: ir.Span) -> None:
@@ -721,12 +748,14 @@ def _parameter(machine: Machine, event: ev.CallEvent) -> Value:
     given = event.args[0] if event.args else event.keywords.get("data", UNKNOWN)
     owner = "buffer" if event.name.endswith("Buffer") else "param"
     for one in tensors_in(given):
-        made = machine.tensor(event.at, one.device, one.dtype, one.rank, grad=owner == "param", dims=one.dims)
-        made.storage.owner = owner
-        return made
-    made = machine.tensor(event.at, machine.default_device, "float", grad=owner == "param")
+        made = machine.tensor(event.at, one.device, one.dtype, one.rank, dims=one.dims)
+        break
+    else:
+        made = machine.tensor(event.at, machine.default_device, "float")
     made.storage.owner = owner
-    return made
+    wanted = event.keywords.get("requires_grad", event.args[1] if len(event.args) > 1 else None)
+    needs = owner == "param" and not (isinstance(wanted, Host) and wanted.value is False)
+    return replace(made, grad=needs, leaf=needs)
 
 
 def _default_device(machine: Machine, event: ev.CallEvent) -> Value:
@@ -813,8 +842,6 @@ def _defaultdict(machine: Machine, event: ev.CallEvent) -> Value:
 
 def _backward(machine: Machine, event: ev.CallEvent) -> Value:
     """`loss.backward()`: gradients appear, and the Python of the backward pass runs now."""
-    if not machine.open:
-        machine.losses.update(one.storage for value in (event.receiver, *event.args[:1]) if value is not None for one in tensors_in(value))
     graphs.run_backward(machine, event.at)
     return NONE
 
@@ -894,7 +921,7 @@ _HANDLERS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
     "torch.is_tensor": _is_tensor, "torch.utils._pytree.tree_map": _tree_map, "torch._foreach_copy_": _foreach_copy,
     "torch.cuda.synchronize": _nothing, "torch.cuda.set_device": _nothing, "torch.cuda.empty_cache": _nothing,
     "torch.func.functional_call": _apply, "torch.cuda.current_device": lambda machine, event: Host("int"),
-    "torch.no_grad": lambda machine, event: External("torch.no_grad", ("", 0), machine.clock), "torch.inference_mode": lambda machine, event: External("torch.inference_mode", ("", 0), machine.clock),
+    "torch.no_grad": lambda machine, event: External("torch.no_grad", ("", 0), machine.clock), "torch.inference_mode": _made, "torch.set_grad_enabled": _set_grad,
     "torch.enable_grad": lambda machine, event: External("torch.enable_grad", ("", 0), machine.clock),
     "torch.no_grad.__call__": _identity, "torch.inference_mode.__call__": _identity, "torch.enable_grad.__call__": _identity, "torch.amp.autocast.__call__": _identity,
     "torch.Generator": _made, "typing.cast": lambda machine, event: event.args[-1] if event.args else UNKNOWN,
