@@ -13,13 +13,21 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from graphlint.findings import Finding as Finding
     from graphlint.pipeline import lint as lint
+    from graphlint.runtime.differential import differential as differential
+    from graphlint.runtime.dryrun import assert_capture_safe as assert_capture_safe
+    from graphlint.runtime.dryrun import dry_run as dry_run
     from graphlint.runtime.parity import parity as parity
     from graphlint.runtime.profiling import profile as profile
+    from graphlint.runtime.watchsync import capture_watch as capture_watch
 
 # public name -> module that defines it
 _LAZY = {
     "lint": "graphlint.pipeline",
     "Finding": "graphlint.findings",
+    "assert_capture_safe": "graphlint.runtime.dryrun",
+    "capture_watch": "graphlint.runtime.watchsync",
+    "differential": "graphlint.runtime.differential",
+    "dry_run": "graphlint.runtime.dryrun",
     "parity": "graphlint.runtime.parity",
     "profile": "graphlint.runtime.profiling",
 }

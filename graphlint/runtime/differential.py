@@ -1,13 +1,16 @@
-"""The differential trace: a step run again after something changed, compared operator by operator with what a graph would replay.
+"""The differential trace: a step run again after something changed, compared operator by operator with what a graph
+would replay.
 
-A graph keeps the operators, the numbers, the shapes and the addresses of the capture. Whatever differs in a later eager run is what replay gets wrong.
+A graph keeps the operators, the numbers, the shapes and the addresses of the capture. Whatever differs in a later
+eager run is what replay gets wrong.
 """
 
 from __future__ import annotations
 
 import ast
 import itertools
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,7 +25,8 @@ Labels = dict[int, tuple[str, str]]
 class Difference(msgspec.Struct, frozen=True):
     """One thing that a replay would keep and eager would not.
 
-    `before` is what the graph holds, `after` what eager does now; `label` names the memory for an address (`parameter`, `argument`, ... and its path).
+    `before` is what the graph holds, `after` what eager does now; `label` names the memory for an address
+    (`parameter`, `argument`, ... and its path).
     """
 
     kind: Kind
@@ -33,6 +37,46 @@ class Difference(msgspec.Struct, frozen=True):
     detail: str = ""
     label: tuple[str, str] = ("", "")
     forward: Site | None = None
+
+
+def differential(
+    fn: Callable[..., Any], *args: Any, between: Callable[..., Any] | None = None, runs: int = 3, warmup: int = 1
+) -> list[Difference]:
+    """Runs `fn(*args)` as a region `runs` times with `between(fn, args, i)` before each later run, and returns what a
+    replay of the first would keep.
+
+    Without a device the CPU plays it, as in `dry_run`. Each line and kind is told once per run; an empty list means
+    that the runs did the same.
+    """
+    import torch
+
+    from graphlint import rulebook
+    from graphlint.runtime.dryrun import emulate
+    from graphlint.runtime.dryrun.judge import Judge
+    from graphlint.runtime.dryrun.run import StepRun
+    from graphlint.runtime.dryrun.session import Session
+
+    session = emulate.current() or Session(emulated=not emulate.has_device(), assume_device=True)
+    with emulate.emulated_device(session):
+        run = StepRun(session, Judge(rulebook.parse_version(torch.__version__)), fn, args, {}, ())
+        run.report(between, runs, warmup, frozenset())
+    return run.differences
+
+
+_SIZES = (
+    "size",
+    "self_size",
+    "sizes",
+    "stride",
+    "shape",
+    "start",
+    "end",
+    "length",
+    "dim_size",
+    "output_size",
+    "max",
+    "min",
+)
 
 
 def compare(
@@ -48,10 +92,13 @@ def compare(
     for one, other in zip(captured.ops, later.ops, strict=False):
         if (one.name, one.overload) != (other.name, other.overload):
             break
+        if one.name == "aten::lift_fresh":
+            continue  # a number that Python has just wrapped; the operator that takes it is compared
         for difference in _operators(one, other, before or {}, after or {}, names):
-            if difference.kind == "shape" and shaped and not difference.detail:
+            sized = difference.kind == "shape" or difference.detail in _SIZES or "(" in difference.before
+            if sized and shaped:
                 continue  # the first change of a length explains those that follow from it
-            shaped = shaped or difference.kind in ("shape", "scalar")
+            shaped = shaped or sized
             found.setdefault(
                 (difference.kind, difference.site.filename, difference.site.row, difference.detail), difference
             )
@@ -107,7 +154,7 @@ def _operand(
 
 
 def _path(names: Labels, operand: Operand) -> str:
-    kind, path = names.get(operand.storage, ("", ""))
+    _, path = names.get(operand.storage, ("", ""))
     return f"{path or 'a tensor'} (memory {operand.storage})"
 
 

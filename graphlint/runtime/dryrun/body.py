@@ -1,6 +1,8 @@
-"""The source of a captured region as something that can be run again: the body of its `with`, the statements between begin and end, a callable.
+"""The source of a captured region as something that can be run again: the body of its `with`, the statements between
+begin and end, a callable.
 
-Needed to ask, at a replay, what eager would do now. Values of local names are held weakly where they can be, so that asking keeps nothing alive.
+Needed to ask, at a replay, what eager would do now. Values of local names are held weakly where they can be, so that
+asking keeps nothing alive.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class Body:
         self.row, self.end_row = row, end_row
         self.filename = frame.f_code.co_filename
         self._globals = frame.f_globals
-        self._frame, self._code = id(frame), frame.f_code
+        self._code = frame.f_code
         at_module = frame.f_locals is frame.f_globals
         self._statements = statements
         stored, loaded = _names(statements)
@@ -34,16 +36,18 @@ class Body:
         self._kept = {name: _weak(frame.f_locals[name]) for name in self._parameters}
         self._needed = loaded & set(self._parameters)
         self._later = _stored_after(frame.f_code, end_row)
+        self._looped = _stored_in_loops(self.filename, row, end_row)
         self._compiled: Callable[..., Any] | None = None
 
     def bind(self) -> Callable[[], Any] | None:
-        """The region as a call without arguments, with the values that its names have now; None when a value that it needs is gone."""
+        """The region as a call without arguments, with the values that its names have now; None when a value that it
+        needs is gone."""
         values = {name: _strong(kept) for name, kept in self._kept.items()}
-        frame = self._live_frame()
+        frame = self._calling_frame()
         if frame is not None:
-            values.update({name: frame.f_locals[name] for name in self._later if name in frame.f_locals and name in values})
-        else:
-            values.update(self._another_call())
+            here = frame.f_locals
+            values.update({name: here[name] for name in self._later if name in here and name in values})
+            values.update(self._plain_now(here))
         if any(values[name] is _GONE or _holds_gone(values[name]) for name in self._needed):
             return None
         function = self._function()
@@ -54,25 +58,24 @@ class Body:
         bound.roots = {k: v for k, v in arguments.items() if k in self._needed}  # type: ignore[attr-defined]
         return bound
 
-    def _live_frame(self) -> FrameType | None:
-        """The frame that opened the region, if it still runs."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not (id(frame) == self._frame and frame.f_code is self._code):
-            frame = frame.f_back
-        return frame
-
-    def _another_call(self) -> dict[str, Any]:
-        """Plain arguments of a later call of the function that captured: it replays with other values than it captured with."""
+    def _calling_frame(self) -> FrameType | None:
+        """The running call of the function that opened the region: the same call still, or a later one that only
+        replays."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code is not self._code:
             frame = frame.f_back
-        if frame is None or self._code.co_name == "<module>":
-            return {}
+        return frame
+
+    def _plain_now(self, here: dict[str, Any]) -> dict[str, Any]:
+        """Plain values that a later call of the function has; a loop around the capture gives every graph its own,
+        which are kept."""
         plain = (bool, int, float, str, type(None))
+        if self._code.co_name == "<module>":
+            return {}
         return {
-            name: frame.f_locals[name]
+            name: here[name]
             for name, kept in self._kept.items()
-            if isinstance(kept, plain) and isinstance(frame.f_locals.get(name, _GONE), plain)
+            if name not in self._looped and isinstance(kept, plain) and isinstance(here.get(name, _GONE), plain)
         }
 
     def appends(self, name: str) -> bool:
@@ -83,7 +86,9 @@ class Body:
         if self._compiled is None:
             arguments = ast.arguments([], [ast.arg(name) for name in self._parameters], None, [], [], None, [])
             span = {"lineno": self.row, "col_offset": 0, "end_lineno": self.end_row, "end_col_offset": 0}
-            node = ast.FunctionDef("__region__", arguments, self._statements, [], None, **span)
+            node = ast.FunctionDef("__region__", arguments, self._statements, [], None)
+            for name, value in span.items():
+                setattr(node, name, value)
             if sys.version_info >= (3, 12):
                 node.type_params = []
             tree = ast.fix_missing_locations(ast.Module([node], []))
@@ -111,13 +116,12 @@ def of(frame: FrameType) -> Body | None:
 
 def _with_body(frame: FrameType) -> tuple[list[ast.stmt], int, int] | None:
     """The body of the `with` whose context expression is running in the frame."""
-    row, end_row, column, _ = sites.position(frame)
+    row = frame.f_lineno
     tree = sites.parsed(frame.f_code.co_filename)
     best: ast.With | None = None
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.With) and any(_covers(item.context_expr, row) for item in node.items):
-            if best is None or node.lineno >= best.lineno:
-                best = node
+            best = node if best is None or node.lineno >= best.lineno else best
     return (best.body, best.lineno, best.end_lineno or best.lineno) if best is not None else None
 
 
@@ -169,9 +173,27 @@ def _stored_after(code: CodeType, end_row: int) -> set[str]:
     tree = sites.parsed(code.co_filename)
     found: set[str] = set()
     for node in ast.walk(tree) if tree else ():
-        is_scope = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name and node.lineno <= end_row <= (node.end_lineno or 0)
+        is_scope = (
+            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            and node.name == code.co_name
+            and node.lineno <= end_row <= (node.end_lineno or 0)
+        )
         if is_scope or (code.co_name == "<module>" and isinstance(node, ast.Module)):
-            found |= {x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store) and x.lineno > end_row}
+            found |= {
+                x.id
+                for x in ast.walk(node)
+                if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store) and x.lineno > end_row
+            }
+    return found
+
+
+def _stored_in_loops(filename: str, row: int, end_row: int) -> set[str]:
+    """Names that a loop around the region assigns."""
+    tree = sites.parsed(filename)
+    found: set[str] = set()
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, (ast.For, ast.While)) and node.lineno < row and (node.end_lineno or 0) >= end_row:
+            found |= {x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
     return found
 
 

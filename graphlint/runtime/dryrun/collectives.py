@@ -1,4 +1,5 @@
-"""Plays `torch.distributed` for one process: every backend is gloo here, and a region's collectives are judged by the backend that was asked for."""
+"""Plays `torch.distributed` for one process: every backend is gloo here, and a region's collectives are judged by the
+backend that was asked for."""
 
 from __future__ import annotations
 
@@ -10,8 +11,25 @@ import torch
 
 from graphlint.runtime.dryrun.session import Session
 
-_DEVICE = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "broadcast", "reduce", "all_to_all", "all_to_all_single")
-_HOST = ("barrier", "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "monitored_barrier")
+_DEVICE = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "all_to_all_single",
+)
+_HOST = (
+    "barrier",
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "scatter_object_list",
+    "monitored_barrier",
+)
 
 
 def played(session: Session) -> dict[str, Callable[..., Any]]:

@@ -1,4 +1,5 @@
-"""Plays what makes graphs by itself: `torch.compile` with cudagraphs and `torch.cuda.make_graphed_callables`. Nothing is compiled here."""
+"""Plays what makes graphs by itself: `torch.compile` with cudagraphs and `torch.cuda.make_graphed_callables`. Nothing
+is compiled here."""
 
 from __future__ import annotations
 
@@ -13,11 +14,16 @@ from graphlint.runtime.dryrun.undo import gradients
 
 
 def play_compile(session: Session, model: Any = None, **kwargs: Any) -> Any:
-    """Plays `torch.compile`: the function itself; a first call inside a region is noted, and outputs of a cudagraph mode go stale."""
+    """Plays `torch.compile`: the function itself; a first call inside a region is noted, and outputs of a cudagraph
+    mode go stale."""
     if model is None:
         return functools.partial(play_compile, session, **kwargs)
     options = kwargs.get("options") or {}
-    graphs = kwargs.get("mode") in ("reduce-overhead", "max-autotune") or options.get("triton.cudagraphs") or kwargs.get("backend") == "cudagraphs"
+    graphs = (
+        kwargs.get("mode") in ("reduce-overhead", "max-autotune")
+        or options.get("triton.cudagraphs")
+        or kwargs.get("backend") == "cudagraphs"
+    )
     state: dict[str, Any] = {"called": False, "outputs": []}
 
     @functools.wraps(model.forward if isinstance(model, torch.nn.Module) else model)
@@ -39,8 +45,11 @@ def play_compile(session: Session, model: Any = None, **kwargs: Any) -> Any:
     return compiled
 
 
-def make_graphed_callables(session: Session, callables: Any, sample_args: Any, num_warmup_iters: int = 3, **kwargs: Any) -> Any:
-    """Plays `torch.cuda.make_graphed_callables`: warms up, runs forward and backward as a region, and hands the callable back."""
+def make_graphed_callables(
+    session: Session, callables: Any, sample_args: Any, num_warmup_iters: int = 3, **kwargs: Any
+) -> Any:
+    """Plays `torch.cuda.make_graphed_callables`: warms up, runs forward and backward as a region, and hands the
+    callable back."""
     several = isinstance(callables, tuple)
     pairs = list(zip(callables if several else (callables,), sample_args if several else (sample_args,), strict=True))
     for function, args in pairs:
@@ -62,7 +71,9 @@ def make_graphed_callables(session: Session, callables: Any, sample_args: Any, n
 def _check(session: Session, function: Any) -> None:
     """What torch refuses, and what it takes silently without gradients."""
     if isinstance(function, torch.nn.Module):
-        if any(len(m._forward_hooks) or len(m._forward_pre_hooks) or len(m._backward_hooks) for m in function.modules()):
+        if any(
+            len(m._forward_hooks) or len(m._forward_pre_hooks) or len(m._backward_hooks) for m in function.modules()
+        ):
             session.setup_event("graphed-hooks", "torch.cuda.make_graphed_callables")
     elif gradients({"callable": function}):
         session.setup_event("closed-over-parameters", "torch.cuda.make_graphed_callables")
@@ -107,7 +118,11 @@ class _Graphed:
 def _forward_backward(function: Any, args: Any) -> None:
     """One forward and, where anything needs a gradient, one backward that leaves `.grad` alone."""
     outputs = [x for x in _flat(function(*args)) if x.requires_grad]
-    wanted = [x for x in (*_flat(args), *(function.parameters() if isinstance(function, torch.nn.Module) else ())) if x.requires_grad]
+    wanted = [
+        x
+        for x in (*_flat(args), *(function.parameters() if isinstance(function, torch.nn.Module) else ()))
+        if x.requires_grad
+    ]
     if outputs and wanted:
         torch.autograd.grad(outputs, wanted, [torch.ones_like(x) for x in outputs], allow_unused=True)
 

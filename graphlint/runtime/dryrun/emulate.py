@@ -30,8 +30,9 @@ def current() -> Session | None:
 def emulated_device(session: Session | None = None) -> Iterator[Session]:
     """Code inside runs as on a machine with one CUDA device: where there is none, the CPU plays it.
 
-    `device="cuda"`, `.cuda()`, `.to("cuda")`, streams, events and graphs work; where each tensor would live is remembered. On a machine with a
-    device nothing is remapped, calls are only watched. Sessions don't nest: an inner one is the outer one.
+    `device="cuda"`, `.cuda()`, `.to("cuda")`, streams, events and graphs work; where each tensor would live is
+    remembered. On a machine with a device nothing is remapped, calls are only watched. Sessions don't nest: an inner
+    one is the outer one.
     """
     running = current()
     if running is not None:
@@ -48,21 +49,22 @@ def emulated_device(session: Session | None = None) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def _backward_seen(session: Session) -> Iterator[None]:
-    """`backward()` is itself a torch function, inside which torch looks away; hooks and custom backwards are the user's and must be seen."""
+    """`backward()` is itself a torch function, inside which torch looks away; hooks and custom backwards are the
+    user's and must be seen."""
     owners = [owner for owner in (torch.autograd, torch.autograd.graph) if hasattr(owner, "_engine_run_backward")]
     original = getattr(owners[0], "_engine_run_backward") if owners else None  # noqa: B009 (a private name that some releases lack)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with CallMode(session):
-            return original(*args, **kwargs)  # type: ignore[misc]
+            return original(*args, **kwargs)
 
     for owner in owners:
-        owner._engine_run_backward = run  # type: ignore[attr-defined]
+        owner._engine_run_backward = run
     try:
         yield
     finally:
         for owner in owners:
-            owner._engine_run_backward = original  # type: ignore[attr-defined]
+            owner._engine_run_backward = original
 
 
 @contextlib.contextmanager

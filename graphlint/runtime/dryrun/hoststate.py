@@ -1,4 +1,5 @@
-"""The host side of a step: plain Python values in the objects that it can reach. Takes them down, compares them, puts them back.
+"""The host side of a step: plain Python values in the objects that it can reach. Takes them down, compares them, puts
+them back.
 
 Replay runs no Python: a counter, a flag or a list that the step changes is changed once, at capture, and never again.
 """
@@ -25,7 +26,8 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None), enum.Enum)
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """One plain value that changed: `path` as a user would write it, the value before and after, and the attribute's bare name."""
+    """One plain value that changed: `path` as a user would write it, the value before and after, and the attribute's
+    bare name."""
 
     path: str
     name: str
@@ -52,7 +54,9 @@ def _opaque(value: Any) -> bool:
     if isinstance(value, (*_PLAIN, torch.Tensor, torch.dtype, torch.device, types.ModuleType, type, torch.Generator)):
         return True
     kind = type(value)
-    return kind.__module__.startswith(("threading", "_thread", "logging", "graphlint", "_io", "weakref")) or isinstance(value, types.FrameType)
+    return kind.__module__.startswith(("threading", "_thread", "logging", "graphlint", "_io", "weakref")) or isinstance(
+        value, types.FrameType
+    )
 
 
 def _parts(path: str, value: Any) -> list[tuple[str, Any]]:
@@ -79,9 +83,17 @@ def _function_parts(path: str, value: types.FunctionType) -> list[tuple[str, Any
     found = [(name, cell) for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)]
     if not sites.is_installed(value.__code__.co_filename):
         names = [name for name in value.__code__.co_names if name in value.__globals__]
-        found += [(name, value.__globals__[name]) for name in names if not isinstance(value.__globals__[name], (types.ModuleType, type))]
+        found += [
+            (name, value.__globals__[name])
+            for name in names
+            if not isinstance(value.__globals__[name], (types.ModuleType, type))
+        ]
     wrapped = getattr(value, "__wrapped__", None)
-    return [*found, *([(path, wrapped)] if wrapped is not None else []), *((path, part) for part in value.__defaults__ or ())]
+    return [
+        *found,
+        *([(path, wrapped)] if wrapped is not None else []),
+        *((path, part) for part in value.__defaults__ or ()),
+    ]
 
 
 def _module_parts(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
@@ -119,14 +131,17 @@ def user_globals() -> dict[str, dict[str, Any]]:
 
 
 class HostState:
-    """A picture of everything plain that the roots (and the globals of the user's modules) hold; can be compared and put back."""
+    """A picture of everything plain that the roots (and the globals of the user's modules) hold; can be compared and
+    put back."""
 
     def __init__(self, roots: dict[str, Any]) -> None:
         self._pictures: list[tuple[str, Any, Any, Callable[[Any, Any], None]]] = []
         for path, value in reachable(roots):
             self._take(path, value)
         for name, namespace in user_globals().items():
-            plain = {key: part for key, part in namespace.items() if isinstance(part, _PLAIN) and not key.startswith("__")}
+            plain = {
+                key: part for key, part in namespace.items() if isinstance(part, _PLAIN) and not key.startswith("__")
+            }
             self._pictures.append((name, namespace, plain, lambda target, saved: target.update(saved)))
 
     def _take(self, path: str, value: Any) -> None:
@@ -194,11 +209,21 @@ def _changes(path: str, target: Any, saved: Any) -> Iterator[Effect]:
             after = now.get(key)
             if before is not after and _differs(before, after):
                 name = str(key)
-                where = path if isinstance(target, types.CellType) else f"{path}.{name}" if attribute else f"{path}[{key!r}]"
-                yield Effect(where, path if isinstance(target, types.CellType) else name, _told(before), _told(after), path)
+                where = (
+                    path
+                    if isinstance(target, types.CellType)
+                    else f"{path}.{name}"
+                    if attribute
+                    else f"{path}[{key!r}]"
+                )
+                yield Effect(
+                    where, path if isinstance(target, types.CellType) else name, _told(before), _told(after), path
+                )
         if isinstance(target, dict) and len(target) > len(saved) and not _is_namespace(target):
             fresh = [key for key in target if key not in saved]
-            yield Effect(path, path.rsplit(".", 1)[-1], f"{len(saved)} entries", f"{len(target)} entries, new {fresh[0]!r}", path)
+            yield Effect(
+                path, path.rsplit(".", 1)[-1], f"{len(saved)} entries", f"{len(target)} entries, new {fresh[0]!r}", path
+            )
     elif len(target) != len(saved):
         yield Effect(path, path.rsplit(".", 1)[-1], f"{len(saved)} entries", f"{len(target)} entries", path)
     elif isinstance(saved, (list, deque)):
@@ -218,7 +243,9 @@ def _differs(before: Any, after: Any) -> bool:
 
 def _iterates(value: Any) -> bool:
     """Whether a value is one of Python's own iterators, which can be copied where they stand."""
-    return type(value).__module__ in ("builtins", "itertools") and type(value).__name__.endswith(("iterator", "count", "cycle"))
+    return type(value).__module__ in ("builtins", "itertools") and type(value).__name__.endswith(
+        ("iterator", "count", "cycle")
+    )
 
 
 def _told(value: Any) -> str:
@@ -237,7 +264,8 @@ def _is_namespace(target: dict[Any, Any]) -> bool:
 
 
 def labels(roots: dict[str, Any], identity: Callable[[torch.Tensor], int]) -> dict[int, tuple[str, str]]:
-    """Storage -> (kind, path) for every tensor that the roots lead to: `parameter`, `buffer`, `gradient`, `optimizer-state`, `argument`, `attribute`."""
+    """Storage -> (kind, path) for every tensor that the roots lead to: `parameter`, `buffer`, `gradient`,
+    `optimizer-state`, `argument`, `attribute`."""
     found: dict[int, tuple[str, str]] = {}
 
     def name(tensor: Any, kind: str, path: str) -> None:

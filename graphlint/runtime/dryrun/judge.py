@@ -1,7 +1,8 @@
-"""Judges what the dry run wrote down: which operators and events break a capture, under which rule, in which words. Plain Python, no torch.
+"""Judges what the dry run wrote down: which operators and events break a capture, under which rule, in which words.
+Plain Python, no torch.
 
-The operators come from the `[ops]` tables of the rulebook. An operator there is a suspect; a condition below may clear it, because only a CPU
-does it, or because it is harmful in one form alone.
+The operators come from the `[ops]` tables of the rulebook. An operator there is a suspect; a condition below may
+clear it, because only a CPU does it, or because it is harmful in one form alone.
 """
 
 from __future__ import annotations
@@ -33,28 +34,54 @@ EVENTS: dict[str, EventFact] = {
     "one-hot": EventFact("dynamic-shape", "reads the largest class on the host to size its result"),
     "print": EventFact("printed-tensor", "reads the tensor's values on the host to write them out"),
     "host-index": EventFact("host-index", "copies the index from the host to the device"),
-    "pinned-alloc": EventFact("pinned-alloc", "allocates pinned memory, which is not permitted while a stream captures", until="2.10"),
-    "host-draw": EventFact("host-rng", "draws a random number on the host; the graph keeps the one of the capture for good"),
+    "pinned-alloc": EventFact(
+        "pinned-alloc", "allocates pinned memory, which is not permitted while a stream captures", until="2.10"
+    ),
+    "host-draw": EventFact(
+        "host-rng", "draws a random number on the host; the graph keeps the one of the capture for good"
+    ),
     "seed": EventFact("seed-in-region", "seeds a generator inside the region"),
     "rng-state": EventFact("generator-state", "{detail}s the state of a generator on the host", until="2.9"),
-    "custom-generator": EventFact("unregistered-generator", "draws from a generator that the graph does not know", until="2.12"),
-    "stream-sync": EventFact("stream-sync", "asks the host to wait for the device, which a capturing stream does not allow"),
-    "unforked-stream": EventFact("unforked-stream", "gives work to a stream that has not been forked from the capturing one"),
-    "unjoined-stream": EventFact("unjoined-stream", "leaves work on a side stream that the capturing stream never waits for"),
+    "custom-generator": EventFact(
+        "unregistered-generator", "draws from a generator that the graph does not know", until="2.12"
+    ),
+    "stream-sync": EventFact(
+        "stream-sync", "asks the host to wait for the device, which a capturing stream does not allow"
+    ),
+    "unforked-stream": EventFact(
+        "unforked-stream", "gives work to a stream that has not been forked from the capturing one"
+    ),
+    "unjoined-stream": EventFact(
+        "unjoined-stream", "leaves work on a side stream that the capturing stream never waits for"
+    ),
     "default-stream": EventFact("default-stream", "gives work to the default stream, which can't be captured"),
     "outside-event": EventFact("outside-event", "waits for an event that was recorded outside the capture"),
     "nested-capture": EventFact("nested-capture", "opens a capture inside a capture"),
-    "thread": EventFact("thread-in-capture", "calls the device from another thread while the region is open in global mode"),
-    "first-compiled-call": EventFact("first-compiled-call", "is called for the first time inside the region, so it compiles there"),
-    "scheduler-step": EventFact("scheduler-in-region", "runs on the host at capture only; replay keeps the learning rate"),
+    "thread": EventFact(
+        "thread-in-capture", "calls the device from another thread while the region is open in global mode"
+    ),
+    "first-compiled-call": EventFact(
+        "first-compiled-call", "is called for the first time inside the region, so it compiles there"
+    ),
+    "scheduler-step": EventFact(
+        "scheduler-in-region", "runs on the host at capture only; replay keeps the learning rate"
+    ),
     "not-capturable": EventFact("not-capturable", "refuses to step in a capture: its `capturable` is False"),
     "no-warmup": EventFact("no-warmup", "runs for the first time inside the region, so {detail} sets itself up there"),
     "graphed-hooks": EventFact("graphed-hooks", "is given a module with hooks, which it refuses"),
-    "closed-over-parameters": EventFact("closed-over-parameters", "is given a function that closes over parameters, whose gradients get lost"),
-    "two-forwards": EventFact("two-forwards", "runs forward again before the backward of its last result, whose activations it overwrites"),
+    "closed-over-parameters": EventFact(
+        "closed-over-parameters", "is given a function that closes over parameters, whose gradients get lost"
+    ),
+    "two-forwards": EventFact(
+        "two-forwards", "runs forward again before the backward of its last result, whose activations it overwrites"
+    ),
     "graphed-grads": EventFact("graphed-grad-accumulation", "adds to gradients that are the graph's own memory"),
-    "overwritten-output": EventFact("overwritten-output", "reads an output that a later call of the compiled function has overwritten"),
-    "first-collective": EventFact("first-collective", "is the first collective of this process group, which sets up its communicator"),
+    "overwritten-output": EventFact(
+        "overwritten-output", "reads an output that a later call of the compiled function has overwritten"
+    ),
+    "first-collective": EventFact(
+        "first-collective", "is the first collective of this process group, which sets up its communicator"
+    ),
     "blocking-collective": EventFact("blocking-collective", "makes the host wait for other ranks"),
     "cpu-collective": EventFact("cpu-collective", "runs over a backend that works on the host"),
 }
@@ -67,7 +94,10 @@ COMMON_OPS: dict[str, tuple[str, str]] = {
     "aten::nonzero": ("dynamic-shape", "sizes its result from data, which the host must read first"),
     "aten::index": ("dynamic-shape", "selects by a mask, so the host must read how many elements are true"),
     "aten::index_put_": ("dynamic-shape", "writes through a mask, so the host must read how many elements are true"),
-    "aten::_index_put_impl_": ("dynamic-shape", "writes through a mask, so the host must read how many elements are true"),
+    "aten::_index_put_impl_": (
+        "dynamic-shape",
+        "writes through a mask, so the host must read how many elements are true",
+    ),
     "aten::masked_select": ("dynamic-shape", "sizes its result from data, which the host must read first"),
     "aten::_unique2": ("dynamic-shape", "sizes its result from data, which the host must read first"),
     "aten::_unique": ("dynamic-shape", "sizes its result from data, which the host must read first"),
@@ -95,7 +125,17 @@ COMMON_OPS: dict[str, tuple[str, str]] = {
 }
 
 #: calls inside which a CPU reads values that a device does not
-_CPU_READS = ("one_hot", "quantile", "nanquantile", "cross_entropy", "nll_loss", "embedding_bag", "bucketize", "grid_sample", "multi_margin_loss")
+_CPU_READS = (
+    "one_hot",
+    "quantile",
+    "nanquantile",
+    "cross_entropy",
+    "nll_loss",
+    "embedding_bag",
+    "bucketize",
+    "grid_sample",
+    "multi_margin_loss",
+)
 
 
 def _masks(op: Op) -> bool:
@@ -144,12 +184,16 @@ class Judge:
     def judge(self, trace: Trace) -> list[Finding]:
         """All findings of one trace, each line and rule once, in the order they were met."""
         found: dict[tuple[str, str, int], Finding] = {}
-        busy = {event.site.place for event in trace.events if event.kind in ("not-capturable", "print", "h2d", "one-hot")}
+        busy = {
+            event.site.place for event in trace.events if event.kind in ("not-capturable", "print", "h2d", "one-hot")
+        }
         for finding in self._events(trace.events):
             found.setdefault((finding.code, finding.at.filename, finding.at.row), finding)
         for op in trace.ops:
             judged = self.operator(op)
-            if judged is None or (op.site.place in busy and judged.name in ("host-sync", "uncapturable-optimizer", "not-capturable")):
+            if judged is None or (
+                op.site.place in busy and judged.name in ("host-sync", "uncapturable-optimizer", "not-capturable")
+            ):
                 continue
             found.setdefault((judged.code, judged.at.filename, judged.at.row), judged)
         return list(found.values())
@@ -194,16 +238,25 @@ class Judge:
         return None
 
     def _mixed(self, op: Op) -> Finding | None:
-        """Operands on both sides of the border: an index or a written value that must first be brought to the device."""
-        if op.name == "aten::fill_" and op.call.endswith("__setitem__") and len(op.operands) == 2:
+        """Operands on both sides of the border: an index or a written value that must first be brought to the
+        device."""
+        if op.name in ("aten::fill_", "aten::copy_") and op.call.endswith("__setitem__") and len(op.operands) == 2:
             target, value = op.operands  # a device writes a plain number through a host tensor here
             if target.role == "device" and value.role != "device":
-                return self.finding("host-index", op.call, "copies the number from the host to the device", op.site, op.forward)
+                return self.finding(
+                    "host-index", op.call, "copies the number from the host to the device", op.site, op.forward
+                )
         if op.name not in ("aten::index", "aten::index_put_", "aten::_index_put_impl_") or not op.operands:
             return None
         target, *others = op.operands
         if target.role in ("host", "pinned") and any(x.role == "device" for x in others):
-            return self.finding("scalar-index", op.call or op.name, "looks a device index up in a table on the host", op.site, op.forward)
+            return self.finding(
+                "scalar-index",
+                op.call or op.name,
+                "looks a device index up in a table on the host",
+                op.site,
+                op.forward,
+            )
         strays = [x for x in others if x.role in ("host", "pinned") and x.ndim > 0]
         if op.name != "aten::index" and strays and strays[-1] is op.operands[-1] and op.operands[-1].ndim == 0:
             strays = strays[:-1]
@@ -225,12 +278,20 @@ class Judge:
         if name == "__getitem__" or name == "__setitem__" or name in ("select", "narrow"):
             return "scalar-index"
         if name == "__index__":
-            return {"range": "data-dependent-loop", "index": "scalar-index", "slice": "scalar-index"}.get(site.branch, "scalar-index")
+            return {"range": "data-dependent-loop", "index": "scalar-index", "slice": "scalar-index"}.get(
+                site.branch, "scalar-index"
+            )
         if name in ("__bool__", "is_nonzero"):
-            return {"if": "data-dependent-branch", "assert": "data-dependent-branch", "while": "data-dependent-loop"}.get(site.branch, rule)
+            return {
+                "if": "data-dependent-branch",
+                "assert": "data-dependent-branch",
+                "while": "data-dependent-loop",
+            }.get(site.branch, rule)
         return rule
 
-    def finding(self, rule: str, call: str, why: str, site: Site, forward: Site | None = None, related: Iterable[Related] = ()) -> Finding:
+    def finding(
+        self, rule: str, call: str, why: str, site: Site, forward: Site | None = None, related: Iterable[Related] = ()
+    ) -> Finding:
         """A finding with the rule's own code, severity and help."""
         page = self._book.get(rule)
         notes = list(related)

@@ -1,4 +1,5 @@
-"""Which of the user's lines run, in order: where a branch was taken differently, and which part of a region a run has reached.
+"""Which of the user's lines run, in order: where a branch was taken differently, and which part of a region a run has
+reached.
 
 Uses `sys.monitoring` where Python has it (3.12), else `sys.settrace`; library code is not traced.
 """
@@ -85,8 +86,9 @@ def parting(first: list[tuple[str, int]], second: list[tuple[str, int]]) -> tupl
 
     The first run may begin with lines of its own (the head of the `with` that opened the region).
     """
-    if second and second[0] in first[:12]:
-        first = first[first.index(second[0]) :]
+    starts = [i for i, place in enumerate(first[:12]) if second and place == second[0]]
+    if starts:
+        first = first[max(starts, key=lambda i: (first[i + 1 : i + 2] == second[1:2], i)) :]
     for index, (one, other) in enumerate(zip(first, second, strict=False)):
         if one != other:
             return first[index - 1] if index else one

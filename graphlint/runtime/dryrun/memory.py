@@ -1,11 +1,13 @@
-"""What a program does with a graph's memory between replays: who owns it, who replaces it, who reads it too early, which stream touched it last.
+"""What a program does with a graph's memory between replays: who owns it, who replaces it, who reads it too early,
+which stream touched it last.
 
-A graph keeps bare addresses. Here every address is followed by name: the module, attribute or dictionary that leads to it. The watch is asked at every
-line of the user's, so a change is told at the line that made it.
+A graph keeps bare addresses. Here every address is followed by name: the module, attribute or dictionary that leads
+to it. The watch is asked at every line of the user's, so a change is told at the line that made it.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import types
 import weakref
@@ -52,7 +54,8 @@ class _Watched:
 class Watch:
     """Follows the memory of one region from its capture on.
 
-    Named memory is followed by its name; memory that no name leads to (a local of a helper, the value of a cached function) by whether it still lives.
+    Named memory is followed by its name; memory that no name leads to (a local of a helper, the value of a cached
+    function) by whether it still lives.
     """
 
     def __init__(self, session: Session, region: Region, roots: dict[str, Any]) -> None:
@@ -68,7 +71,7 @@ class Watch:
                 self._watched.append(watched)
                 named.add(number)
         self.inputs = reads
-        self._living = {number: ref for number, ref in session.living(reads - named)}
+        self._living = dict(session.living(reads - named))
         self._modes = {path: (weakref.ref(module), _mode(module)) for path, module in _modules(roots)}
         self.changes: dict[str, Change] = {}
         self.dead: dict[int, Place] = {}
@@ -101,7 +104,11 @@ def _modules(roots: dict[str, Any]) -> list[tuple[str, torch.nn.Module]]:
 def _mode(module: torch.nn.Module) -> tuple[bool, tuple[bool, ...], int]:
     """What the graph has frozen of a module: training, which parameters want gradients, how many hooks there are."""
     wanted = tuple(p.requires_grad for p in module._parameters.values() if p is not None)
-    return module.training, wanted, len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
+    return (
+        module.training,
+        wanted,
+        len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks),
+    )
 
 
 def _names(roots: dict[str, Any]) -> list[_Watched]:
@@ -140,35 +147,73 @@ def _optimizer_names(path: str, optimizer: Any, add: Callable[[str, str, Callabl
     ref = weakref.ref(optimizer)
     for group, settings in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(settings["params"]):
-            add("parameter", f"{path} parameter {index}", _at(ref, lambda o, g=group, i=index: o.param_groups[g]["params"][i]))
+            add(
+                "parameter",
+                f"{path} parameter {index}",
+                _at(ref, functools.partial(_parameter_now, group, index)),
+            )
             if parameter.grad is not None:
                 add("gradient", f"{path} parameter {index}.grad", _gradient(parameter))
             for key in optimizer.state.get(parameter, {}):
                 weak = weakref.ref(parameter)
-                add("optimizer-state", f"{path}.state[{key!r}]", _at(ref, lambda o, w=weak, k=key: o.state.get(w(), {}).get(k)))
+                add(
+                    "optimizer-state",
+                    f"{path}.state[{key!r}]",
+                    _at(ref, functools.partial(_state_now, weak, key)),
+                )
         if isinstance(settings.get("lr"), torch.Tensor):
-            add("optimizer-state", f"{path}.param_groups[{group}]['lr']", _at(ref, lambda o, g=group: o.param_groups[g]["lr"]))
+            add(
+                "optimizer-state",
+                f"{path}.param_groups[{group}]['lr']",
+                _at(ref, functools.partial(_lr_now, group)),
+            )
 
 
 def _plain_names(path: str, value: Any, add: Callable[[str, str, Callable[[], Any]], None]) -> None:
     if isinstance(value, dict):
         for key, part in list(value.items()):
             if isinstance(part, torch.Tensor):
-                add("entry", f"{path}[{key!r}]", lambda v=value, k=key: v.get(k))
+                add("entry", f"{path}[{key!r}]", functools.partial(value.get, key))
     elif isinstance(value, list):
         for index, part in enumerate(value):
             if isinstance(part, torch.Tensor):
-                add("entry", f"{path}[{index}]", lambda v=value, i=index: v[i] if i < len(v) else None)
+                add("entry", f"{path}[{index}]", functools.partial(_item_now, value, index))
     elif isinstance(value, types.CellType):
         if hoststate._filled(value) and isinstance(value.cell_contents, torch.Tensor):
-            add("attribute", path, lambda v=value: v.cell_contents if hoststate._filled(v) else None)
-    elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
+            add("attribute", path, functools.partial(_cell_now, value))
+    elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(
+        value, (torch.nn.Module, torch.optim.Optimizer)
+    ):
         for name, part in list(vars(value).items()):
             if isinstance(part, torch.Tensor):
                 try:
-                    add("attribute", f"{path}.{name}", _at(weakref.ref(value), lambda o, n=name: getattr(o, n, None)))
+                    add("attribute", f"{path}.{name}", _at(weakref.ref(value), functools.partial(_attribute_now, name)))
                 except TypeError:
-                    add("attribute", f"{path}.{name}", lambda v=value, n=name: getattr(v, n, None))
+                    add("attribute", f"{path}.{name}", functools.partial(_attribute_now, name, value))
+
+
+def _parameter_now(group: int, index: int, optimizer: Any) -> Any:
+    return optimizer.param_groups[group]["params"][index]
+
+
+def _state_now(weak: Any, key: str, optimizer: Any) -> Any:
+    return optimizer.state.get(weak(), {}).get(key)
+
+
+def _lr_now(group: int, optimizer: Any) -> Any:
+    return optimizer.param_groups[group]["lr"]
+
+
+def _item_now(values: list[Any], index: int) -> Any:
+    return values[index] if index < len(values) else None
+
+
+def _cell_now(cell: types.CellType) -> Any:
+    return cell.cell_contents if hoststate._filled(cell) else None
+
+
+def _attribute_now(name: str, owner: Any) -> Any:
+    return getattr(owner, name, None)
 
 
 def _at(ref: Any, get: Callable[[Any], Any]) -> Callable[[], Any]:
@@ -192,10 +237,14 @@ def holders(tensor: torch.Tensor) -> set[tuple[int, str]]:
     found: set[tuple[int, str]] = set()
     for owner in gc.get_referrers(tensor):
         if isinstance(owner, dict):
-            found |= {(id(owner), str(key)) for key, part in owner.items() if part is tensor and "__builtins__" not in owner}
+            found |= {
+                (id(owner), str(key)) for key, part in owner.items() if part is tensor and "__builtins__" not in owner
+            }
         elif isinstance(owner, list):
             found |= {(id(owner), f"[{index}]") for index, part in enumerate(owner) if part is tensor}
-        elif not isinstance(owner, (types.FrameType, tuple, types.CellType)) and isinstance(getattr(owner, "__dict__", None), dict):
+        elif not isinstance(owner, (types.FrameType, tuple, types.CellType)) and isinstance(
+            getattr(owner, "__dict__", None), dict
+        ):
             found |= {(id(vars(owner)), str(key)) for key, part in vars(owner).items() if part is tensor}
     return found
 
@@ -216,7 +265,8 @@ class Races:
                 self.host[other] = max(self.host.get(other, 0), count)
 
     def touch(self, reads: set[int], writes: set[int], site: Site, what: str) -> list[tuple[str, Site, str, Site, str]]:
-        """Work on the current stream; returns conflicts as (`read` or `write` before, its site, what it was, this site, what this is)."""
+        """Work on the current stream; returns conflicts as (`read` or `write` before, its site, what it was, this
+        site, what this is)."""
         stream = self._streams.current
         seen, now = self._streams.clocks[stream], self._streams.clocks[stream].get(stream, 0)
         found = []

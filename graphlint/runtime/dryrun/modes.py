@@ -1,4 +1,5 @@
-"""The two eyes of the dry run, kept thin: one sees what the user writes, one sees every operator. They write records; the judge judges."""
+"""The two eyes of the dry run, kept thin: one sees what the user writes, one sees every operator. They write records;
+the judge judges."""
 
 from __future__ import annotations
 
@@ -88,7 +89,10 @@ class OpMode(TorchDispatchMode):
         if not session.emulated:
             return
         given = list(tensors((args, kwargs)))
-        roles = [session.roles.of(tensor) if func._schema.name == "aten::lift_fresh" else session.role(tensor) for tensor in given]
+        roles = [
+            session.roles.of(tensor) if func._schema.name == "aten::lift_fresh" else session.role(tensor)
+            for tensor in given
+        ]
         if "device" in roles:
             _learn(session, func, given, roles)
         known = {session.roles.identity(tensor) for tensor in given}
@@ -122,14 +126,20 @@ class OpMode(TorchDispatchMode):
             if kind:
                 session.event(kind, op.call or op.name, site=op.site)
         if "nondeterministic_seeded" in op.tags:
-            session.trace.draws.append(Draw(op.name, moves.generator_kind(session, kwargs.get("generator"), op), op.site))
+            session.trace.draws.append(
+                Draw(op.name, moves.generator_kind(session, kwargs.get("generator"), op), op.site)
+            )
 
 
 _FAMILIES = {
-    **dict.fromkeys(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::dot", "aten::addmv"), "cuBLAS"),
+    **dict.fromkeys(
+        ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::dot", "aten::addmv"), "cuBLAS"
+    ),
     **dict.fromkeys(("aten::convolution", "aten::convolution_backward"), "cuDNN"),
     **dict.fromkeys(("aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c"), "cuFFT"),
-    **dict.fromkeys(("aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_attention_math"), "attention"),
+    **dict.fromkeys(
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_attention_math"), "attention"
+    ),
 }
 
 
@@ -149,11 +159,19 @@ def _stale(session: Session, func: Any, args: Any, kwargs: Any) -> None:
             return
 
 
-_COPIES = ("aten::copy_", "aten::_to_copy", "aten::index", "aten::index_put_", "aten::_index_put_impl_", "aten::lift_fresh")
+_COPIES = (
+    "aten::copy_",
+    "aten::_to_copy",
+    "aten::index",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::lift_fresh",
+)
 
 
 def _learn(session: Session, func: Any, given: list[torch.Tensor], roles: list[Role]) -> None:
-    """Memory of unknown origin that computes together with device memory must be device memory (copies and indices apart)."""
+    """Memory of unknown origin that computes together with device memory must be device memory (copies and indices
+    apart)."""
     if func._schema.name in _COPIES:
         return
     for tensor, role in zip(given, roles, strict=True):
@@ -198,7 +216,9 @@ def _operands(session: Session, args: Any, kwargs: Any) -> tuple[Operand, ...]:
     return tuple(found)
 
 
-def _op(session: Session, func: Any, operands: tuple[Operand, ...], outputs: tuple[int, ...], args: Any, kwargs: Any) -> Op:
+def _op(
+    session: Session, func: Any, operands: tuple[Operand, ...], outputs: tuple[int, ...], args: Any, kwargs: Any
+) -> Op:
     backward = torch._C._current_autograd_node() is not None
     return Op(
         index=len(session.trace.ops),

@@ -1,4 +1,5 @@
-"""What torch functions do on a device that is played by the CPU: placement, transfers, and questions about where a tensor is.
+"""What torch functions do on a device that is played by the CPU: placement, transfers, and questions about where a
+tensor is.
 
 On a real device everything runs as written; only transfers and reads are noted.
 """
@@ -20,7 +21,7 @@ Handler = Callable[[Session, str, Any, Any, Any], Any]
 def is_device(value: object) -> bool:
     """Whether a `device` argument means the device: `"cuda"`, `"cuda:0"`, `torch.device("cuda")`, `0`."""
     if isinstance(value, torch.device):
-        return value.type == CUDA
+        return bool(value.type == CUDA)
     if isinstance(value, str):
         return value.split(":")[0] == CUDA
     return isinstance(value, int) and not isinstance(value, bool)
@@ -87,9 +88,7 @@ def run(session: Session, name: str, func: Any, args: Any, kwargs: Any) -> Any:
 def _plain(session: Session, name: str, func: Any, args: Any, kwargs: Any) -> Any:
     """Any other call: `device=` is answered by the CPU, pinned memory is remembered."""
     device, pinned = kwargs.get("device"), kwargs.pop("pin_memory", False)
-    if is_device(device):
-        kwargs["device"] = "cpu"
-    elif device is None and name in _FACTORIES and default_role(session) == "device":
+    if is_device(device) or (device is None and name in _FACTORIES and default_role(session) == "device"):
         kwargs["device"] = "cpu"
     if pinned:
         session.event("pinned-alloc", name)
@@ -101,8 +100,11 @@ def _plain(session: Session, name: str, func: Any, args: Any, kwargs: Any) -> An
 
 _FACTORIES = frozenset(
     f"torch.{name}"
-    for name in "empty zeros ones full rand randn randint randperm arange linspace logspace eye tril_indices triu_indices empty_strided scalar_tensor "
-    "hann_window hamming_window bartlett_window blackman_window kaiser_window range normal fft.fftfreq fft.rfftfreq".split()
+    for name in (
+        "empty zeros ones full rand randn randint randperm arange linspace logspace eye tril_indices triu_indices "
+        "empty_strided scalar_tensor hann_window hamming_window bartlett_window blackman_window kaiser_window range "
+        "normal fft.fftfreq fft.rfftfreq"
+    ).split()  # noqa: SIM905
 )
 
 
@@ -181,13 +183,16 @@ def _from_data(session: Session, name: str, func: Any, args: Any, kwargs: Any) -
     else:
         on_device = is_device(device)
     from_device = isinstance(source, torch.Tensor) and session.role(source) == "device"
-    if session.emulated and is_device(device):
-        kwargs["device"] = "cpu"
-    elif session.emulated and device is None:
+    if (session.emulated and is_device(device)) or (session.emulated and device is None):
         kwargs["device"] = "cpu"
     with session.silence():
         result = func(*args, **kwargs)
-        if session.emulated and name != "torch.tensor" and on_device != from_device and isinstance(source, torch.Tensor):
+        if (
+            session.emulated
+            and name != "torch.tensor"
+            and on_device != from_device
+            and isinstance(source, torch.Tensor)
+        ):
             result = result.clone()
     if session.emulated:
         session.roles.mark(result, "device" if on_device else "host")
@@ -204,7 +209,9 @@ def _from_data(session: Session, name: str, func: Any, args: Any, kwargs: Any) -
 def _born(session: Session, result: torch.Tensor, source: object) -> None:
     """A tensor built inside the region belongs to it, unless it only wraps the source's memory."""
     region = session.region
-    if region is None or (isinstance(source, torch.Tensor) and session.roles.identity(source) == session.roles.identity(result)):
+    if region is None or (
+        isinstance(source, torch.Tensor) and session.roles.identity(source) == session.roles.identity(result)
+    ):
         return
     region.born.setdefault(session.roles.identity(result), len(session.trace.ops))
 
@@ -217,7 +224,9 @@ def _data_role(session: Session, name: str, source: object) -> Role:
 
 def _holds_device(session: Session, source: object) -> bool:
     """Whether a list of data holds device scalars, which are read one by one."""
-    return isinstance(source, (list, tuple)) and any(isinstance(x, torch.Tensor) and session.role(x) == "device" for x in source)
+    return isinstance(source, (list, tuple)) and any(
+        isinstance(x, torch.Tensor) and session.role(x) == "device" for x in source
+    )
 
 
 def _read(kind: str) -> Handler:

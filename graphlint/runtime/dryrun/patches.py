@@ -1,4 +1,5 @@
-"""Puts stand-ins in the place of `torch.cuda` and the few other doors that no mode watches, and takes them away again."""
+"""Puts stand-ins in the place of `torch.cuda` and the few other doors that no mode watches, and takes them away
+again."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def installed(session: Session) -> Iterator[None]:
         patches.undo()
 
 
-def _noted(session: Session, kind: str, call: str, function: Callable[..., Any], detail: str = "") -> Callable[..., Any]:
+def _noted(
+    session: Session, kind: str, call: str, function: Callable[..., Any], detail: str = ""
+) -> Callable[..., Any]:
     """A function that writes an event down and then does what it always did."""
 
     @functools.wraps(function)
@@ -66,7 +69,20 @@ def _noted(session: Session, kind: str, call: str, function: Callable[..., Any],
 
 def _watch_host(session: Session, patches: Patches) -> None:
     """Draws, seeds and scheduler steps on the host: no torch mode shows them."""
-    for name in ("random", "randrange", "randint", "uniform", "gauss", "normalvariate", "choice", "choices", "sample", "shuffle", "getrandbits", "betavariate"):
+    for name in (
+        "random",
+        "randrange",
+        "randint",
+        "uniform",
+        "gauss",
+        "normalvariate",
+        "choice",
+        "choices",
+        "sample",
+        "shuffle",
+        "getrandbits",
+        "betavariate",
+    ):
         patches.put(random, name, _noted(session, "host-draw", f"random.{name}", getattr(random, name)))
     _watch_numpy(session, patches)
     _watch_clock(session, patches)
@@ -94,8 +110,23 @@ def _watch_numpy(session: Session, patches: Patches) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return
-    for name in ("rand", "randn", "random", "randint", "uniform", "normal", "choice", "permutation", "shuffle", "random_sample", "beta", "exponential"):
-        patches.put(numpy.random, name, _noted(session, "host-draw", f"numpy.random.{name}", getattr(numpy.random, name)))
+    for name in (
+        "rand",
+        "randn",
+        "random",
+        "randint",
+        "uniform",
+        "normal",
+        "choice",
+        "permutation",
+        "shuffle",
+        "random_sample",
+        "beta",
+        "exponential",
+    ):
+        patches.put(
+            numpy.random, name, _noted(session, "host-draw", f"numpy.random.{name}", getattr(numpy.random, name))
+        )
 
 
 def _watch_clock(session: Session, patches: Patches) -> None:
@@ -117,7 +148,10 @@ def _watch_device(session: Session, patches: Patches) -> None:
     """On a real device: the waits that no mode shows, and the answer that a region is open."""
     cuda: Any = torch.cuda
     patches.put(cuda, "synchronize", _noted(session, "stream-sync", "torch.cuda.synchronize", cuda.synchronize))
-    for owner, names in ((cuda.Stream, ("synchronize", "query")), (cuda.Event, ("synchronize", "query", "elapsed_time"))):
+    for owner, names in (
+        (cuda.Stream, ("synchronize", "query")),
+        (cuda.Event, ("synchronize", "query", "elapsed_time")),
+    ):
         for name in names:
             patches.put(owner, name, _noted(session, "stream-sync", f"{owner.__name__}.{name}", getattr(owner, name)))
     for name in ("empty_cache", "ipc_collect"):
@@ -178,8 +212,12 @@ def _play_device(session: Session, patches: Patches) -> None:
         values[name] = lambda *args, **kwargs: None
     values["mem_get_info"] = lambda device=None: (1 << 36, 1 << 37)
     values["empty_cache"] = _noted(session, "allocator", "torch.cuda.empty_cache", lambda: None)
-    values["get_rng_state"] = _noted(session, "rng-state", "torch.cuda.get_rng_state", lambda device=None: torch.get_rng_state(), "get")
-    values["set_rng_state"] = _noted(session, "rng-state", "torch.cuda.set_rng_state", lambda state, device=None: torch.set_rng_state(state), "set")
+    values["get_rng_state"] = _noted(
+        session, "rng-state", "torch.cuda.get_rng_state", lambda device=None: torch.get_rng_state(), "get"
+    )
+    values["set_rng_state"] = _noted(
+        session, "rng-state", "torch.cuda.set_rng_state", lambda state, device=None: torch.set_rng_state(state), "set"
+    )
     for name, value in values.items():
         patches.put(cuda, name, value)
     _play_rest(session, patches)
@@ -193,7 +231,9 @@ def _play_rest(session: Session, patches: Patches) -> None:
     patches.put(torch, "compile", functools.partial(compiled.play_compile, session))
     patches.put(torch, "cond", functools.partial(moves.play_cond, session))
     patches.put(torch, "load", _load(session, torch.load))
-    patches.put(torch._C, "_group_tensors_by_device_and_dtype", _grouped(session, torch._C._group_tensors_by_device_and_dtype))
+    patches.put(
+        torch._C, "_group_tensors_by_device_and_dtype", _grouped(session, torch._C._group_tensors_by_device_and_dtype)
+    )
     from torch.optim.optimizer import Optimizer
 
     for name in ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check"):
@@ -260,7 +300,9 @@ def _generator(session: Session) -> type:
 
 
 def _autocast(original: Callable[..., None]) -> Callable[..., None]:
-    def __init__(self: Any, device_type: str = "cuda", dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None) -> None:
+    def __init__(
+        self: Any, device_type: str = "cuda", dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> None:
         if device_type == "cuda":
             device_type, dtype = "cpu", dtype or torch.float16
         original(self, device_type, dtype, enabled, cache_enabled)

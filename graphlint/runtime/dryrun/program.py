@@ -1,6 +1,8 @@
-"""A whole program on a played device: what it captures is recorded, what it replays is compared with what eager would do at that moment.
+"""A whole program on a played device: what it captures is recorded, what it replays is compared with what eager would
+do at that moment.
 
-`CUDAGraph.replay` here runs the recorded operators on the memory of the capture, so a program that a graph would break prints the same wrong numbers.
+`CUDAGraph.replay` here runs the recorded operators on the memory of the capture, so a program that a graph would
+break prints the same wrong numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class _Graph:
 
 
 class Program:
-    """Follows one program: the session calls it when a region opens and closes, before a graph replays, and with every operator outside."""
+    """Follows one program: the session calls it when a region opens and closes, before a graph replays, and with
+    every operator outside."""
 
     def __init__(self, session: Session, judge: Judge) -> None:
         self._session, self._judge = session, judge
@@ -121,9 +124,19 @@ class Program:
         graphs.append(weakref.ref(owner))
         alive = [g for ref in graphs if (g := ref()) is not None]
         if len(alive) >= _MANY_GRAPHS and len({_shape(g.region) for g in alive if g.region}) == len(alive):
-            self._add("unbounded-graphs", "torch.cuda.graph", f"has captured {len(alive)} graphs that are all alive, one for every shape", region.site)
+            self._add(
+                "unbounded-graphs",
+                "torch.cuda.graph",
+                f"has captured {len(alive)} graphs that are all alive, one for every shape",
+                region.site,
+            )
         elif len(graphs) >= _MANY_CAPTURES and len(alive) <= 2:
-            self._add("capture-in-loop", "torch.cuda.graph", f"captures again and again: {len(graphs)} captures so far, {len(alive)} alive", region.site)
+            self._add(
+                "capture-in-loop",
+                "torch.cuda.graph",
+                f"captures again and again: {len(graphs)} captures so far, {len(alive)} alive",
+                region.site,
+            )
 
     def operator(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An operator outside every region: does it touch a graph's memory too early, or unordered?"""
@@ -146,7 +159,10 @@ class Program:
         else:
             for launched in self._races.host_writes(writes):
                 words = "is written by the host while a replay may still copy from it"
-                self._keep(self._judge.finding("early-host-write", "pinned memory", words, site), Related(launched.filename, launched.row, "replayed here"))
+                self._keep(
+                    self._judge.finding("early-host-write", "pinned memory", words, site),
+                    Related(launched.filename, launched.row, "replayed here"),
+                )
 
     def synchronized(self, stream: int | None) -> None:
         """The host has waited for a stream, or for all."""
@@ -154,17 +170,34 @@ class Program:
 
     def _early(self, reads: set[int], func: Any, site: Site) -> None:
         for graph in self._graphs.values():
-            if graph.replays == 0 and graph.watch is not None and reads & graph.watch.outputs and func._schema.name != "aten::detach":
+            if (
+                graph.replays == 0
+                and graph.watch is not None
+                and reads & graph.watch.outputs
+                and func._schema.name != "aten::detach"
+            ):
                 if graph.region.kind != "graphed-callable" and not func.is_view:
-                    self._add("early-output-read", func._schema.name, "reads an output of the graph before any replay has filled it", site)
+                    self._add(
+                        "early-output-read",
+                        func._schema.name,
+                        "reads an output of the graph before any replay has filled it",
+                        site,
+                    )
 
     def _conflicts(self, found: list[tuple[str, Site, str, Site, str]]) -> None:
         for _, before, was, now, what in found:
             if was == "replay":
-                finding = self._judge.finding("unordered-replay", what, "uses memory of a replay on another stream without waiting for it", before)
+                finding = self._judge.finding(
+                    "unordered-replay", what, "uses memory of a replay on another stream without waiting for it", before
+                )
                 self._keep(finding, Related(now.filename, now.row, "used here"))
             elif what == "replay":
-                finding = self._judge.finding("late-refill", was, "fills memory that the replay reads, on a stream that the replay does not wait for", before)
+                finding = self._judge.finding(
+                    "late-refill",
+                    was,
+                    "fills memory that the replay reads, on a stream that the replay does not wait for",
+                    before,
+                )
                 self._keep(finding, Related(now.filename, now.row, "replayed here"))
 
     def replaying(self, owner: Any) -> None:
@@ -176,7 +209,11 @@ class Program:
         site = self._session.site()
         self._session.streams.launch()
         if graph.watch is not None:
-            self._conflicts(self._races.touch(set(graph.watch.inputs), set(graph.watch.outputs) | _tape_writes(graph.region), site, "replay"))
+            self._conflicts(
+                self._races.touch(
+                    set(graph.watch.inputs), set(graph.watch.outputs) | _tape_writes(graph.region), site, "replay"
+                )
+            )
             with torch._C.DisableTorchFunction():
                 graph.watch.look(self._lines[-1] if self._lines else site.place)
             self._replaced(graph, site)
@@ -191,18 +228,26 @@ class Program:
             self._lost(graph, storage)
 
     def _lost(self, graph: _Graph, storage: int) -> None:
-        """Memory that no name led to was let go: the value of a cached function, or a local of the code that captured."""
+        """Memory that no name led to was let go: the value of a cached function, or a local of the code that
+        captured."""
         origin = self._origins.get(storage)
         op = next((op for op in graph.region.trace.ops if any(x.storage == storage for x in op.operands)), None)
         if op is None:
             return
         if origin is not None and staleness.cached_function(origin):
-            self._add("evicted-cache", origin.function, "was the only owner of memory that the graph reads, and has dropped it", origin)
+            self._add(
+                "evicted-cache",
+                origin.function,
+                "was the only owner of memory that the graph reads, and has dropped it",
+                origin,
+            )
         else:
             inside = graph.body
             step = next(((f, r, n) for f, r, n in op.site.trace if inside and inside.row <= r <= inside.end_row), None)
             site = staleness.line_site((step[0], step[1])) if step else op.site
-            self._add("dead-input", op.call or op.name, "reads memory that nobody owns any more after the capture", site)
+            self._add(
+                "dead-input", op.call or op.name, "reads memory that nobody owns any more after the capture", site
+            )
 
     def _kept(self, graph: _Graph) -> None:
         """Names that came to hold an output since the last replay: this replay overwrites what they hold."""
@@ -217,7 +262,14 @@ class Program:
                 place = staleness.last_assigned(self._lines, name)
                 if place is not None:
                     words = "keeps an output of the graph, which the next replay overwrites"
-                    self._keep(self._judge.finding("kept-output", name if not name.startswith("[") else "a list", words, staleness.line_site(place)))
+                    self._keep(
+                        self._judge.finding(
+                            "kept-output",
+                            name if not name.startswith("[") else "a list",
+                            words,
+                            staleness.line_site(place),
+                        )
+                    )
 
     def _compare(self, graph: _Graph, site: Site) -> None:
         if graph.body is None or graph.replays > _COMPARED_REPLAYS:
@@ -234,7 +286,11 @@ class Program:
             return
         named = {change.path for change in graph.watch.changes.values()} if graph.watch else set()
         now = hoststate.labels(roots, self._session.roles.identity)
-        differences = [d for d in differential.compare(graph.region.trace, later, graph.labels, now) if not (named and d.kind == "address")]
+        differences = [
+            d
+            for d in differential.compare(graph.region.trace, later, graph.labels, now)
+            if not (named and d.kind == "address")
+        ]
         if named:
             differences = [d for d in differences if d.kind not in ("branch", "shape")]
         effects = [e for e in effects if not (e.after.endswith("entries") and graph.body.appends(e.name))]
@@ -263,12 +319,20 @@ class Program:
     def _eager(self, bound: Any, roots: dict[str, Any], graph: _Graph) -> tuple[Trace | None, list[hoststate.Effect]]:
         """One eager run of the region, as it would begin now, that leaves nothing behind."""
         session, region = self._session, graph.region
-        state, clocks, current = hoststate.HostState(roots), copy.deepcopy(session.streams.clocks), session.streams.current
+        state, clocks, current = (
+            hoststate.HostState(roots),
+            copy.deepcopy(session.streams.clocks),
+            session.streams.current,
+        )
         shadow = Region("shadow", region.site, region.error_mode)
         shadow.generators, shadow.undo = region.generators, Undo()
         before = gradients(roots)
         for parameter, gradient in before.values():
-            if gradient is not None and session.roles.identity(gradient) in region.born and graph.gradients.get(id(parameter), (0, 0))[1] is None:
+            if (
+                gradient is not None
+                and session.roles.identity(gradient) in region.born
+                and graph.gradients.get(id(parameter), (0, 0))[1] is None
+            ):
                 parameter.grad = None  # the captured run found none, and the graph makes its own
         start = len(self._lines)
         session.region = shadow
@@ -348,7 +412,9 @@ def _written(func: Any, args: Any, kwargs: Any, identity: Any) -> set[int]:
     found = set()
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            found |= {identity(t) for t in tensors((kwargs.get(argument.name, args[index] if index < len(args) else None),))}
+            found |= {
+                identity(t) for t in tensors((kwargs.get(argument.name, args[index] if index < len(args) else None),))
+            }
     return found
 
 

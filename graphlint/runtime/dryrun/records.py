@@ -1,7 +1,7 @@
 """What the dry run writes down: plain values, no torch. The adapters fill them in, the judge reads them.
 
-An `Op` is one operator that reached the dispatcher, an `Event` is something that no operator shows (a copy between host and
-device, a stream call, a seed). Both carry the `Site` in the user's code that caused them.
+An `Op` is one operator that reached the dispatcher, an `Event` is something that no operator shows (a copy between
+host and device, a stream call, a seed). Both carry the `Site` in the user's code that caused them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Role = Literal["device", "host", "pinned", "unknown"]
 class Site(msgspec.Struct, frozen=True):
     """The user's line behind an operator.
 
-    `inside` lists the library functions between that line and the operator, outermost first, as `torch/optim/adam.py:step`;
-    `branch` says which statement the value steers there (`if`, `while`, `range`, `assert`) or is empty; `trace` is the way from the step to
-    the line, outermost first, as `(file, row, function)`.
+    `inside` lists the library functions between that line and the operator, outermost first, as
+    `torch/optim/adam.py:step`; `branch` says which statement the value steers there (`if`, `while`, `range`,
+    `assert`) or is empty; `trace` is the way from the step to the line, outermost first, as `(file, row, function)`.
     """
 
     filename: str
@@ -40,8 +40,9 @@ class Site(msgspec.Struct, frozen=True):
 class Operand(msgspec.Struct, frozen=True):
     """One tensor argument of an operator.
 
-    `storage` is the identity of its memory, stable while the trace lives; `born` the index of the operator in this region that made it, or
-    -1 for memory from outside the region; `value` is the number in a host tensor of rank zero, else None.
+    `storage` is the identity of its memory, stable while the trace lives; `born` the index of the operator in this
+    region that made it, or -1 for memory from outside the region; `value` is the number in a host tensor of rank
+    zero, else None.
     """
 
     role: Role
@@ -58,10 +59,12 @@ class Operand(msgspec.Struct, frozen=True):
 
 
 class Op(msgspec.Struct, frozen=True):
-    """One operator call: `name` is `aten::index`, `overload` is `Tensor`; `call` is the torch function that the user called.
+    """One operator call: `name` is `aten::index`, `overload` is `Tensor`; `call` is the torch function that the user
+    called.
 
-    `scalars` are the arguments that are no tensors, flattened, as `(name, value)`; `outputs` the storages written or made; `tags` the names of
-    the dispatcher's tags; `forward` the line of the forward pass when the operator ran in backward.
+    `scalars` are the arguments that are no tensors, flattened, as `(name, value)`; `outputs` the storages written or
+    made; `tags` the names of the dispatcher's tags; `forward` the line of the forward pass when the operator ran in
+    backward.
     """
 
     index: int
@@ -83,7 +86,8 @@ class Op(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something no operator shows. `kind` is a word of `judge.EVENTS`; `call` is what the user wrote; `detail` goes into the message."""
+    """Something no operator shows. `kind` is a word of `judge.EVENTS`; `call` is what the user wrote; `detail` goes
+    into the message."""
 
     kind: str
     call: str
@@ -93,7 +97,8 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """One transfer between host and device, whether harmful or not. `direction` is `host-to-device` or `device-to-host`."""
+    """One transfer between host and device, whether harmful or not. `direction` is `host-to-device` or
+    `device-to-host`."""
 
     direction: str
     pinned: bool
@@ -112,7 +117,8 @@ class Draw(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct):
-    """Everything one run of a region did, in order. `lines` are the user's lines as they were executed; `cold` says that an optimizer had no state yet."""
+    """Everything one run of a region did, in order. `lines` are the user's lines as they were executed; `cold` says
+    that an optimizer had no state yet."""
 
     ops: list[Op] = []
     events: list[Event] = []

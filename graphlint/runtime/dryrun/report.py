@@ -1,4 +1,5 @@
-"""What a dry run hands back: findings, copies, draws, optimizers and the lines that ran; as text, as plain data, as JSON. Imports no torch."""
+"""What a dry run hands back: findings, copies, draws, optimizers and the lines that ran; as text, as plain data, as
+JSON. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ SCHEMA = 1
 
 
 class Optimizer(msgspec.Struct, frozen=True):
-    """An optimizer that stepped in the region, and the path it takes: `capturable`, `fused`, `foreach`, and how its learning rate is held."""
+    """An optimizer that stepped in the region, and the path it takes: `capturable`, `fused`, `foreach`, and how its
+    learning rate is held."""
 
     name: str
     capturable: bool | None
@@ -27,9 +29,10 @@ class Optimizer(msgspec.Struct, frozen=True):
 class DryRunReport(msgspec.Struct, frozen=True):
     """The outcome of one dry run.
 
-    `findings` are sorted by place; `copies` and `draws` are all transfers and random draws of the captured run, harmless ones too; `executed` are the
-    user's lines inside the region, by file; `runs` counts the runs that were compared; `device` says where it ran; `error` is the exception that ended
-    the step early, if one did (what came after it was not looked at); `output` is what a program printed.
+    `findings` are sorted by place; `copies` and `draws` are all transfers and random draws of the captured run,
+    harmless ones too; `executed` are the user's lines inside the region, by file; `runs` counts the runs that were
+    compared; `device` says where it ran; `error` is the exception that ended the step early, if one did (what came
+    after it was not looked at); `output` is what a program printed.
     """
 
     findings: tuple[Finding, ...]
@@ -86,7 +89,8 @@ class DryRunReport(msgspec.Struct, frozen=True):
     def _summary(self) -> str:
         count = len(self.faults)
         verdict = "no violation found" if self.ok else f"{count} violation{'s' if count != 1 else ''} found"
-        lines = [f"dry run: {verdict} ({self.operators} operators, {self.runs} runs compared, {self.device}, torch {self.torch})"]
+        how = f"{self.operators} operators, {self.runs} runs compared, {self.device}, torch {self.torch}"
+        lines = [f"dry run: {verdict} ({how})"]
         moved = [copy for copy in self.copies if copy.pinned and copy.non_blocking]
         if moved:
             lines.append(f"  {len(moved)} pinned copies that a graph repeats at every replay")
@@ -129,7 +133,10 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "help": finding.help,
         "filename": finding.at.filename,
         "location": {"row": finding.at.row, "column": finding.at.column},
-        "end_location": {"row": finding.at.end_row or finding.at.row, "column": finding.at.end_column or finding.at.column},
+        "end_location": {
+            "row": finding.at.end_row or finding.at.row,
+            "column": finding.at.end_column or finding.at.column,
+        },
         "trace": [{"filename": step.filename, "row": step.row, "name": step.name} for step in finding.trace],
         "related": [{"filename": note.filename, "row": note.row, "message": note.message} for note in finding.related],
         "url": f"rules/{finding.name}.md",
@@ -139,7 +146,10 @@ def _finding(finding: Finding) -> dict[str, Any]:
 def _block(finding: Finding) -> str:
     """One finding: place, words, the line, the way there, the cure."""
     at = finding.at
-    lines = [f"{at.filename}:{at.row}:{at.column}: {finding.code} {finding.name} ({finding.severity})", f"  {finding.message}"]
+    lines = [
+        f"{at.filename}:{at.row}:{at.column}: {finding.code} {finding.name} ({finding.severity})",
+        f"  {finding.message}",
+    ]
     text = linecache.getline(at.filename, at.row).strip()
     if text:
         lines.append(f"  > {text}")

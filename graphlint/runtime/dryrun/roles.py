@@ -1,6 +1,8 @@
-"""Where a tensor lives: on the device, on the host, in pinned host memory. On a CPU-only torch this is remembered, not read.
+"""Where a tensor lives: on the device, on the host, in pinned host memory. On a CPU-only torch this is remembered,
+not read.
 
-Memory is named by its storage; a weak reference to the storage keeps its address from being given out again while we remember it.
+Memory is named by its storage; a weak reference to the storage keeps its address from being given out again while we
+remember it.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ class DeviceRoles(_Identities):
 
 
 class RememberedRoles(_Identities):
-    """Roles on a CPU-only machine, kept by storage; memory made outside the emulation is `unknown` until something shows where it belongs."""
+    """Roles on a CPU-only machine, kept by storage; memory made outside the emulation is `unknown` until something
+    shows where it belongs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,8 @@ Between = Callable[..., Any]
 
 
 class CaptureUnsafe(AssertionError):
-    """A step that a graph can't capture, or would replay wrongly; the message is the report, `report` the same as data."""
+    """A step that a graph can't capture, or would replay wrongly; the message is the report, `report` the same as
+    data."""
 
     def __init__(self, report: DryRunReport) -> None:
         self.report = report
@@ -39,14 +40,17 @@ def dry_run(
     ignore: Iterable[str] = (),
     **kwargs: Any,
 ) -> DryRunReport:
-    """Runs `fn(*args, **kwargs)` as a capture would, without capturing, and reports everything that breaks capture or replay.
+    """Runs `fn(*args, **kwargs)` as a capture would, without capturing, and reports everything that breaks capture or
+    replay.
 
-    On a CPU-only machine the CPU plays the device: tensors that were made before count as device tensors, `device="cuda"` works, what is made without
-    a device stays on the host. On a machine with a device the step runs there. The step really runs `warmup + runs` times, with all its effects.
+    On a CPU-only machine the CPU plays the device: tensors that were made before count as device tensors,
+    `device="cuda"` works, what is made without a device stays on the host. On a machine with a device the step runs
+    there. The step really runs `warmup + runs` times, with all its effects.
 
     Args:
-        fn: the step, a function, bound method or module; its arguments may hold tensors of any shape, dtype and nesting.
-        between: called as `between(fn, args, i)` before run `i` (from 1): refill inputs in place, step a scheduler, change a flag. What differs
+        fn: the step, a function, bound method or module; its arguments may hold tensors of any shape, dtype and
+            nesting. between: called as `between(fn, args, i)` before run `i` (from 1): refill inputs in place, step a
+            scheduler, change a flag. What differs
             afterwards is what a graph would have frozen.
         runs: runs of the region, the first is the captured one; 1 compares nothing.
         warmup: runs before it, as a capture needs them too.
@@ -60,27 +64,33 @@ def dry_run(
     version = rulebook.parse_version(target_torch or torch.__version__)
     session = emulate.current() or Session(emulated=not emulate.has_device(), assume_device=True)
     with emulate.emulated_device(session):
-        return _StepRun(session, Judge(version), fn, args, kwargs, tuple(generators)).report(between, runs, warmup, frozenset(ignore))
+        return StepRun(session, Judge(version), fn, args, kwargs, tuple(generators)).report(
+            between, runs, warmup, frozenset(ignore)
+        )
 
 
 def assert_capture_safe(fn: Callable[..., Any], *args: Any, **options: Any) -> DryRunReport:
-    """`dry_run` that raises `CaptureUnsafe` (an AssertionError) with the whole report when anything is found; returns the report otherwise."""
+    """`dry_run` that raises `CaptureUnsafe` (an AssertionError) with the whole report when anything is found; returns
+    the report otherwise."""
     report = dry_run(fn, *args, **options)
     if not report.ok:
         raise CaptureUnsafe(report)
     return report
 
 
-class _StepRun:
+class StepRun:
     """One dry run under way."""
 
-    def __init__(self, session: Session, judge: Judge, fn: Any, args: Any, kwargs: Any, generators: tuple[Any, ...]) -> None:
+    def __init__(
+        self, session: Session, judge: Judge, fn: Any, args: Any, kwargs: Any, generators: tuple[Any, ...]
+    ) -> None:
         self._session, self._judge = session, judge
         self._fn, self._args, self._kwargs = fn, args, kwargs
         self._generators = {id(generator) for generator in generators}
         self._roots = {_name(fn): fn, **{f"args[{i}]": arg for i, arg in enumerate(args)}, **kwargs}
         self._optimizers: dict[int, Optimizer] = {}
         self._error = ""
+        self.differences: list[differential.Difference] = []
 
     def report(self, between: Between | None, runs: int, warmup: int, ignore: frozenset[str]) -> DryRunReport:
         """Everything, in order."""
@@ -92,20 +102,28 @@ class _StepRun:
             captured = self._region()
         before = {**hoststate.labels(self._roots, self._session.roles.identity), **before}
         found = self._judge.judge(captured.trace)
-        watch = memory.Watch(self._session, captured, self._roots)
+        latest = captured
         steady = {effect.path for effect in effects}
         done = 1
         for number in range(1, runs):
             if self._error:
                 break
+            watch = memory.Watch(self._session, latest, self._roots)
             found += self._change(between, number, watch)
             with self._host_state() as effects:
-                later = self._region()
+                later = latest = self._region()
             done += 1
             now = hoststate.labels(self._roots, self._session.roles.identity)
             told = {change.path for change in watch.changes.values()}
-            differences = [d for d in differential.compare(captured.trace, later.trace, before, now) if not (told and d.kind == "address")]
-            found += staleness.findings(self._judge, captured.trace, differences, [e for e in effects if e.path in steady])
+            differences = [
+                d
+                for d in differential.compare(captured.trace, later.trace, before, now)
+                if not (told and d.kind == "address")
+            ]
+            self.differences += differences
+            found += staleness.findings(
+                self._judge, captured.trace, differences, [e for e in effects if e.path in steady]
+            )
         return self._finish(found, captured, done, ignore)
 
     def _finish(self, found: list[Finding], captured: Region, runs: int, ignore: frozenset[str]) -> DryRunReport:
@@ -149,9 +167,11 @@ class _StepRun:
         session = self._session
         region = Region("step", sites.here(sys._getframe(3)))
         region.generators = self._generators
-        region.trace.cold = any(isinstance(o, torch.optim.Optimizer) and not o.state for _, o in hoststate.reachable(self._roots))
+        region.trace.cold = any(
+            isinstance(o, torch.optim.Optimizer) and not o.state for _, o in hoststate.reachable(self._roots)
+        )
         before = session.streams.current
-        session.stop = _StepRun._call.__code__
+        session.stop = StepRun._call.__code__
         session.streams.current = session.streams.new() if session.emulated else before
         session.open(region)
         try:
@@ -211,4 +231,3 @@ def _name(fn: Any) -> str:
 def _told(error: BaseException) -> str:
     first = str(error).strip().splitlines()
     return f"{type(error).__name__}: {first[0] if first else ''}"
-

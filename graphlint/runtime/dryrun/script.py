@@ -1,4 +1,5 @@
-"""The dry run of a whole program: a script is run as `__main__` on a played device, with everything it captures and replays."""
+"""The dry run of a whole program: a script is run as `__main__` on a played device, with everything it captures and
+replays."""
 
 from __future__ import annotations
 
@@ -21,10 +22,12 @@ from graphlint.runtime.dryrun.session import Session
 
 
 def dry_run_script(path: str | Path, arguments: Sequence[str] = (), target_torch: str | None = None) -> DryRunReport:
-    """Runs a Python file as `__main__` with the CPU playing the device, whatever the machine has; its output is in the report.
+    """Runs a Python file as `__main__` with the CPU playing the device, whatever the machine has; its output is in
+    the report.
 
-    Captures record, replays run what was recorded on the memory of the capture, and each replay is compared with an eager run of its region.
-    Raises nothing for what the program raises: the report's `error` tells it. Raises OSError when the file can't be read.
+    Captures record, replays run what was recorded on the memory of the capture, and each replay is compared with an
+    eager run of its region. Raises nothing for what the program raises: the report's `error` tells it. Raises OSError
+    when the file can't be read.
     """
     path = Path(path)
     path.read_bytes()

@@ -21,7 +21,8 @@ from graphlint.runtime.dryrun.undo import Undo
 class Region:
     """One capture region while it is open, and what was recorded in it afterwards.
 
-    `site` is where it was opened, `kind` what opened it (`step`, `graph`, `manual`, `graphed-callable`), `error_mode` the capture error mode.
+    `site` is where it was opened, `kind` what opened it (`step`, `graph`, `manual`, `graphed-callable`), `error_mode`
+    the capture error mode.
     """
 
     def __init__(self, kind: str, site: Site, error_mode: str = "global") -> None:
@@ -45,8 +46,8 @@ class Call:
 class Session:
     """Everything a dry run remembers. `emulated` says whether the device is played by the CPU.
 
-    `assume_device`: memory of unknown origin (made before the session began) counts as device memory; that is what a CPU-only test means when it
-    hands its tensors over.
+    `assume_device`: memory of unknown origin (made before the session began) counts as device memory; that is what a
+    CPU-only test means when it hands its tensors over.
     """
 
     def __init__(self, emulated: bool, assume_device: bool = False) -> None:
@@ -94,7 +95,8 @@ class Session:
         return self.calls[-1].name if self.calls else ""
 
     def site(self) -> Site:
-        """The user's line that is running; for an engine thread of backward, the line of the thread that waits for it."""
+        """The user's line that is running; for an engine thread of backward, the line of the thread that waits for
+        it."""
         import sys
 
         frame = sys._getframe(1)
@@ -104,7 +106,11 @@ class Session:
 
     def event(self, kind: str, call: str, detail: str = "", site: Site | None = None) -> None:
         """Writes an event down while a region is open; from another thread it is that thread's fault."""
-        if self.region is not None and threading.get_ident() != self.thread and torch._C._current_autograd_node() is None:
+        if (
+            self.region is not None
+            and threading.get_ident() != self.thread
+            and torch._C._current_autograd_node() is None
+        ):
             if self.region.error_mode == "global" or call == "torch.cuda.synchronize":
                 self.trace.events.append(Event("thread", call, sites.here(None, self.stop), kind))
         elif self.recording:
@@ -124,7 +130,9 @@ class Session:
         shape, dtype = tuple(tensor.shape), str(tensor.dtype)
         self.trace.copies.append(Copy(direction, pinned, non_blocking, shape, dtype, site))
         if not (pinned and non_blocking):
-            self.event("h2d" if direction == "host-to-device" else "d2h", call, "pinned" if pinned else "pageable", site)
+            self.event(
+                "h2d" if direction == "host-to-device" else "d2h", call, "pinned" if pinned else "pageable", site
+            )
 
     def host_waits(self, stream: int | None = None) -> None:
         """The host waits for a stream, or for the whole device; work launched later comes after."""

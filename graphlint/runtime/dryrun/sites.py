@@ -10,6 +10,7 @@ import os
 import sys
 import sysconfig
 from types import CodeType, FrameType
+from typing import Any
 
 from graphlint.runtime.dryrun.records import Site
 
@@ -63,13 +64,15 @@ def relative(filename: str) -> str:
 
 @functools.cache
 def _torch_name(filename: str) -> str:
-    """`.../site-packages/torch/optim/adam.py` -> `torch/optim/adam.py`; `.../logging/__init__.py` -> `logging/__init__.py`."""
+    """`.../site-packages/torch/optim/adam.py` -> `torch/optim/adam.py`; `.../logging/__init__.py` ->
+    `logging/__init__.py`."""
     parts = filename.replace("\\", "/").split("/")
     return "/".join(parts[len(parts) - 1 - parts[::-1].index("torch") :]) if "torch" in parts else "/".join(parts[-2:])
 
 
 def here(frame: FrameType | None = None, stop: CodeType | None = None) -> Site:
-    """The site of the innermost user frame at or above `frame` (default: the caller); the way ends below code `stop`."""
+    """The site of the innermost user frame at or above `frame` (default: the caller); the way ends below code
+    `stop`."""
     current: FrameType | None = frame or sys._getframe(1)
     inside: list[str] = []
     users: list[FrameType] = []
@@ -77,7 +80,11 @@ def here(frame: FrameType | None = None, stop: CodeType | None = None) -> Site:
         filename = current.f_code.co_filename
         if not is_library(filename):
             users.append(current)
-        elif not users and not filename.endswith(("eval_frame.py", "overrides.py", "_compile.py")) and not filename.startswith(_own_folder()):
+        elif (
+            not users
+            and not filename.endswith(("eval_frame.py", "overrides.py", "_compile.py"))
+            and not filename.startswith(_own_folder())
+        ):
             inside.append(f"{_torch_name(filename)}:{current.f_code.co_name}")
         current = current.f_back
         if len(users) >= _MAX_TRACE:
@@ -118,7 +125,8 @@ def position(frame: FrameType) -> tuple[int, int, int, int]:
 
 @functools.lru_cache(maxsize=4096)
 def _positions(code: CodeType) -> list[tuple[int | None, int | None, int | None, int | None]]:
-    return list(code.co_positions()) if sys.version_info >= (3, 11) else []
+    positions: Any = getattr(code, "co_positions", None)
+    return list(positions()) if positions is not None else []
 
 
 def _characters(frame: FrameType, row: int | None, offset: int | None) -> int:
@@ -138,7 +146,8 @@ def parsed(filename: str) -> ast.Module | None:
 
 @functools.lru_cache(maxsize=16384)
 def _steers(filename: str, row: int, end_row: int, column: int, end_column: int) -> str:
-    """The statement that the expression at that span steers: `while`, `assert`, `if`, `range`, `index`, `slice` or nothing."""
+    """The statement that the expression at that span steers: `while`, `assert`, `if`, `range`, `index`, `slice` or
+    nothing."""
     tree = parsed(filename)
     kinds: set[str] = set()
     for node in ast.walk(tree) if tree is not None else ():
@@ -162,7 +171,12 @@ def _is_span(node: ast.AST, row: int, end_row: int, column: int, end_column: int
     """Whether the span is that of the whole statement: CPython gives the jump of a test that span."""
     if not isinstance(node, (ast.If, ast.While, ast.Assert, ast.IfExp)):
         return False
-    return (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset) == (row, column - 1, end_row, end_column - 1)
+    return (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset) == (
+        row,
+        column - 1,
+        end_row,
+        end_column - 1,
+    )
 
 
 def _steering_parts(node: ast.AST) -> list[tuple[str, ast.expr]]:
@@ -179,8 +193,8 @@ def _steering_parts(node: ast.AST) -> list[tuple[str, ast.expr]]:
         return [("if", node)]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return [("if", node.operand), ("if", node)]
-    if isinstance(node, ast.comprehension):
-        return [("if", test) for test in node.ifs]
+    if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+        return [("if", test) for generator in node.generators for test in generator.ifs]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
         return [("range", node)]
     if isinstance(node, ast.Subscript):

@@ -1,4 +1,5 @@
-"""Names what a replay gets wrong: differences between runs and host values that changed become findings under the rulebook's names."""
+"""Names what a replay gets wrong: differences between runs and host values that changed become findings under the
+rulebook's names."""
 
 from __future__ import annotations
 
@@ -21,10 +22,17 @@ ADDRESS_RULES = {
 }
 
 
-def findings(judge: Judge, captured: Trace, differences: Iterable[Difference], effects: Iterable[Effect]) -> list[Finding]:
-    """Findings for the differences between the captured run and a later one, and for what the later run changed on the host."""
+def findings(
+    judge: Judge, captured: Trace, differences: Iterable[Difference], effects: Iterable[Effect]
+) -> list[Finding]:
+    """Findings for the differences between the captured run and a later one, and for what the later run changed on
+    the host."""
     effects = list(effects)
-    found = [judged for difference in differences if (judged := _difference(judge, captured, difference, effects)) is not None]
+    found = [
+        judged
+        for difference in differences
+        if (judged := _difference(judge, captured, difference, effects)) is not None
+    ]
     found += [judged for effect in effects if (judged := _effect(judge, captured, effect)) is not None]
     return found
 
@@ -36,23 +44,41 @@ def _difference(judge: Judge, captured: Trace, difference: Difference, effects: 
     if kind == "address":
         rule = ADDRESS_RULES.get(difference.label[0], "rebound-input")
         path = difference.label[1] or "a tensor"
-        return judge.finding(rule, path, f"is other memory now than at capture; the graph keeps reading the old one ({difference.op})", site, difference.forward)
+        return judge.finding(
+            rule,
+            path,
+            f"is other memory now than at capture; the graph keeps reading the old one ({difference.op})",
+            site,
+            difference.forward,
+        )
     if kind in ("scalar", "shape", "host-tensor"):
         blamed = _blamed(captured, site)
         if blamed is not None:
-            return judge.finding(blamed[0], blamed[1], f"is a value of the capture that replay keeps ({difference.detail or difference.op}: {change})", blamed[2])
+            return judge.finding(
+                blamed[0],
+                blamed[1],
+                f"is a value of the capture that replay keeps ({difference.detail or difference.op}: {change})",
+                blamed[2],
+            )
         rule = _scalar_rule(difference, optimizer)
         what = f"{difference.op} {difference.detail}".strip()
         return judge.finding(rule, what, f"takes a host value that replay keeps: {change}", site, difference.forward)
     if kind == "state-born":
         rule = "state-born-in-region" if optimizer else ADDRESS_RULES.get(difference.label[0], "region-cache")
         site = (not optimizer and _assigned(captured, difference.label[1].rsplit(".", 1)[-1])) or site
-        return judge.finding(rule, difference.op, "reads what the captured region itself made; every replay makes it anew", site, difference.forward)
+        return judge.finding(
+            rule,
+            difference.op,
+            "reads what the captured region itself made; every replay makes it anew",
+            site,
+            difference.forward,
+        )
     return _branch(judge, captured, difference, optimizer, effects)
 
 
 def _in_optimizer(site: Site) -> bool:
-    """Whether the line works inside an optimizer or a scaler; averaged models and schedulers live in the same folder but are neither."""
+    """Whether the line works inside an optimizer or a scaler; averaged models and schedulers live in the same folder
+    but are neither."""
     return any(
         part in frame and "swa_utils" not in frame and "lr_scheduler" not in frame
         for frame in site.inside
@@ -80,10 +106,12 @@ def _blamed(captured: Trace, site: Site) -> tuple[str, str, Site] | None:
     return None
 
 
-def _branch(judge: Judge, captured: Trace, difference: Difference, optimizer: bool, effects: list[Effect]) -> Finding | None:
+def _branch(
+    judge: Judge, captured: Trace, difference: Difference, optimizer: bool, effects: list[Effect]
+) -> Finding | None:
     site = difference.site
     if optimizer and not captured.cold:
-        words = f"takes other settings now than at capture: {difference.before} is recorded, eager would run {difference.after}"
+        words = f"takes other settings now: {difference.before} is recorded, eager would run {difference.after}"
         return judge.finding("frozen-lr", difference.op, words, site, difference.forward)
     if optimizer:
         words = "takes its first-step branch at capture: state that the region makes is made anew by every replay"
@@ -91,9 +119,7 @@ def _branch(judge: Judge, captured: Trace, difference: Difference, optimizer: bo
     tested = tested_names(site.place)
     if "training" in tested:
         rule = "frozen-mode"
-    elif tested & {effect.name for effect in effects} or any(_assigned(captured, name) for name in tested):
-        rule = "first-step-branch"
-    elif any("swa_utils" in frame for frame in site.inside):
+    elif _decided_by_region(captured, site, tested, effects):
         rule = "first-step-branch"
     elif any("dropout" in frame for frame in site.inside):
         rule = "frozen-scalar"  # the probability crossed zero
@@ -103,14 +129,28 @@ def _branch(judge: Judge, captured: Trace, difference: Difference, optimizer: bo
     return judge.finding(rule, _text(site) or difference.op, words, site, difference.forward)
 
 
+def _decided_by_region(captured: Trace, site: Site, tested: set[str], effects: list[Effect]) -> bool:
+    """Whether the branch tests what the region itself sets: the first step goes another way than all later ones."""
+    if tested & {effect.name for effect in effects} or any("swa_utils" in frame for frame in site.inside):
+        return True
+    return any(_assigned(captured, name) for name in tested)
+
+
 def line_site(place: tuple[str, int]) -> Site:
     """A site for a bare line."""
     text = linecache.getline(*place)
-    return Site(place[0], place[1], column=len(text) - len(text.lstrip()) + 1, end_row=place[1], end_column=len(text.rstrip()) + 1)
+    return Site(
+        place[0],
+        place[1],
+        column=len(text) - len(text.lstrip()) + 1,
+        end_row=place[1],
+        end_column=len(text.rstrip()) + 1,
+    )
 
 
 def replaced(judge: Judge, change: memory.Change) -> Finding:
-    """A finding for memory, a mode or hooks that changed between the capture and a replay, at the line that changed it."""
+    """A finding for memory, a mode or hooks that changed between the capture and a replay, at the line that changed
+    it."""
     rule, words = _change_rule(change)
     return judge.finding(rule, change.path, words, line_site(change.place))
 
@@ -136,7 +176,12 @@ def last_assigned(lines: list[tuple[str, int]], name: str) -> tuple[str, int] | 
         for node in ast.walk(tree) if tree else ():
             if getattr(node, "lineno", -1) != place[1]:
                 continue
-            if name.startswith("[") and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "extend", "insert"):
+            if (
+                name.startswith("[")
+                and isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("append", "extend", "insert")
+            ):
                 return place
             if not name.startswith("[") and isinstance(node, (ast.Assign, ast.AnnAssign)) and _changes(node, name):
                 return place
@@ -147,7 +192,11 @@ def cached_function(site: Site) -> bool:
     """Whether the line stands in a function whose results are cached by a decorator."""
     tree = sites.parsed(site.filename)
     for node in ast.walk(tree) if tree else ():
-        if isinstance(node, ast.FunctionDef) and node.name == site.function and node.lineno <= site.row <= (node.end_lineno or 0):
+        if (
+            isinstance(node, ast.FunctionDef)
+            and node.name == site.function
+            and node.lineno <= site.row <= (node.end_lineno or 0)
+        ):
             return any("cache" in ast.unparse(decorator) for decorator in node.decorator_list)
     return False
 
@@ -161,8 +210,14 @@ def _effect(judge: Judge, captured: Trace, effect: Effect) -> Finding | None:
     site = _assigned(captured, effect.name)
     if site is None:
         return None
-    words = f"is changed by the step on the host ({effect.before} to {effect.after}); a replay runs no Python, so it stays as it is"
-    return judge.finding("unrepeated-effect", effect.path, words, site, related=[Related(site.filename, site.row, f"changes `{effect.path}`")])
+    words = f"is changed by the step on the host ({effect.before} to {effect.after}); a replay runs no Python"
+    return judge.finding(
+        "unrepeated-effect",
+        effect.path,
+        words,
+        site,
+        related=[Related(site.filename, site.row, f"changes `{effect.path}`")],
+    )
 
 
 def _assigned(captured: Trace, name: str) -> Site | None:
@@ -170,18 +225,39 @@ def _assigned(captured: Trace, name: str) -> Site | None:
     for place in dict.fromkeys(captured.lines):
         tree = sites.parsed(place[0])
         for node in ast.walk(tree) if tree else ():
-            if getattr(node, "lineno", -1) == place[1] and _changes(node, name):
-                return Site(place[0], place[1], column=node.col_offset + 1, end_row=node.end_lineno or place[1], end_column=(node.end_col_offset or 0) + 1)  # type: ignore[attr-defined]
+            if isinstance(node, (ast.stmt, ast.expr)) and node.lineno == place[1] and _changes(node, name):
+                return Site(
+                    place[0],
+                    place[1],
+                    column=node.col_offset + 1,
+                    end_row=node.end_lineno or place[1],
+                    end_column=(node.end_col_offset or 0) + 1,
+                )
     return None
 
 
-_CHANGING = ("append", "extend", "add", "update", "pop", "popleft", "appendleft", "insert", "remove", "clear", "setdefault", "discard")
+_CHANGING = (
+    "append",
+    "extend",
+    "add",
+    "update",
+    "pop",
+    "popleft",
+    "appendleft",
+    "insert",
+    "remove",
+    "clear",
+    "setdefault",
+    "discard",
+)
 
 
 def _changes(node: ast.AST, name: str) -> bool:
     if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        flat = [x for target in targets for x in (target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target])]
+        flat = [
+            x for target in targets for x in (target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target])
+        ]
         return any(_base_name(x) == name for x in flat)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
         return _base_name(node.func.value) == name

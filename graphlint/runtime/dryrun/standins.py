@@ -1,4 +1,5 @@
-"""Streams, events and graphs that are played on the CPU: they keep the order of work and replay what was recorded, but run nothing elsewhere."""
+"""Streams, events and graphs that are played on the CPU: they keep the order of work and replay what was recorded,
+but run nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Played:
         self.default = self.Stream.__new__(self.Stream)
         self.default._number = 0
 
-    def current_stream(self, device: object = None) -> StreamStandIn:
+    def current_stream(self, device: object = None) -> Any:
         """The stream that work goes to now."""
         number = self.session.streams.current
         if number == 0:
@@ -35,7 +36,7 @@ class Played:
         stream._number = number
         return stream
 
-    def default_stream(self, device: object = None) -> StreamStandIn:
+    def default_stream(self, device: object = None) -> Any:
         """Stream 0."""
         return self.default
 
@@ -156,9 +157,11 @@ class EventStandIn:
 
 
 class GraphStandIn:
-    """Plays `torch.cuda.CUDAGraph`: records the region's operators, and replays them on the same memory with the same numbers."""
+    """Plays `torch.cuda.CUDAGraph`: records the region's operators, and replays them on the same memory with the same
+    numbers."""
 
     _session: Session
+
     def __init__(self, keep_graph: bool = False) -> None:
         self.region: Region | None = None
         self._generators: set[int] = set()
@@ -231,7 +234,14 @@ class GraphContext:
 
     default_capture_stream: Any = None
 
-    def __init__(self, cuda_graph: Any, pool: Any = None, stream: Any = None, capture_error_mode: str = "global", **kwargs: object) -> None:
+    def __init__(
+        self,
+        cuda_graph: Any,
+        pool: Any = None,
+        stream: Any = None,
+        capture_error_mode: str = "global",
+        **kwargs: object,
+    ) -> None:
         self.cuda_graph, self.pool, self.capture_error_mode = cuda_graph, pool, capture_error_mode
         self.capture_stream = stream
 
@@ -239,7 +249,9 @@ class GraphContext:
         session = self.cuda_graph._session
         self._before = session.streams.current
         session.host_waits()  # torch synchronises before it begins
-        session.streams.current = self.capture_stream._number if self.capture_stream is not None else session.streams.new()
+        session.streams.current = (
+            self.capture_stream._number if self.capture_stream is not None else session.streams.new()
+        )
         self.cuda_graph._begin("graph", self.capture_error_mode)
 
     def __exit__(self, *error: object) -> None:

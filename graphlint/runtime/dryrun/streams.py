@@ -1,7 +1,7 @@
 """The order of work on streams: a vector clock per stream tells what has been waited for. Plain Python; no torch.
 
-While a region is open it also knows which streams take part in the capture: the one that opened it, and every stream that waited on an event
-recorded on such a stream.
+While a region is open it also knows which streams take part in the capture: the one that opened it, and every stream
+that waited on an event recorded on such a stream.
 """
 
 from __future__ import annotations
@@ -51,12 +51,15 @@ class Streams:
         self.taking_part, self.last_work = {self.current}, {}
 
     def finish(self) -> list[tuple[str, Site]]:
-        """The capture ends: the streams whose work the capturing stream has not waited for, with the line of that work."""
+        """The capture ends: the streams whose work the capturing stream has not waited for, with the line of that
+        work."""
         seen = self.clocks[self.main]
         lost = [
             ("unjoined-stream", self.forked.get(stream, site))
             for stream, site in self.last_work.items()
-            if stream != self.main and stream in self.taking_part and self.clocks[stream].get(stream, 0) > seen.get(stream, 0)
+            if stream != self.main
+            and stream in self.taking_part
+            and self.clocks[stream].get(stream, 0) > seen.get(stream, 0)
         ]
         self.capture, self.taking_part = 0, set()
         return lost

@@ -1,7 +1,8 @@
-"""A recorded region that can be run again, as a graph replays it: the same operators on the same memory with the same numbers.
+"""A recorded region that can be run again, as a graph replays it: the same operators on the same memory with the same
+numbers.
 
-Memory made inside the region is kept alive (a graph owns its pool). Memory from outside is held weakly, exactly as a graph holds a bare address:
-when its owner lets it go, the replay has nothing true to read.
+Memory made inside the region is kept alive (a graph owns its pool). Memory from outside is held weakly, exactly as a
+graph holds a bare address: when its owner lets it go, the replay has nothing true to read.
 """
 
 from __future__ import annotations
@@ -55,14 +56,25 @@ class Tape:
         self._entries: list[tuple[int, Callable[..., Any], list[Any], Any, list[Slot | None]]] = []
         self.complete = True
 
-    def record(self, index: int, func: Any, args: Any, kwargs: Any, outputs: Any, born: dict[int, int], identity: Callable[[torch.Tensor], int]) -> None:
+    def record(
+        self,
+        index: int,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        outputs: Any,
+        born: dict[int, int],
+        identity: Callable[[torch.Tensor], int],
+    ) -> None:
         """Adds one operator after it ran; `born` names the memory that was made inside the region."""
         leaves, spec = tree_flatten((args, kwargs))
         try:
             slots = [Slot(x, identity(x) in born) if isinstance(x, torch.Tensor) else x for x in leaves]
             given = {identity(x) for x in leaves if isinstance(x, torch.Tensor)}
             flat, _ = tree_flatten(outputs)
-            results = [Slot(x, True) if isinstance(x, torch.Tensor) and identity(x) not in given else None for x in flat]
+            results = [
+                Slot(x, True) if isinstance(x, torch.Tensor) and identity(x) not in given else None for x in flat
+            ]
         except (NotImplementedError, RuntimeError):
             self.complete = False
             return

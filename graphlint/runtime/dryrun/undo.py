@@ -1,4 +1,5 @@
-"""Takes back what a run of a region wrote: device memory, random states. A capture executes nothing, and a comparison must leave no trace."""
+"""Takes back what a run of a region wrote: device memory, random states. A capture executes nothing, and a comparison
+must leave no trace."""
 
 from __future__ import annotations
 
@@ -55,7 +56,11 @@ def gradients(roots: dict[str, Any]) -> dict[int, tuple[torch.Tensor, torch.Tens
     """Every leaf that wants a gradient below the roots, with its gradient, by the leaf's id."""
     found: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
     for _, value in hoststate.reachable(roots):
-        parts = value._parameters.values() if isinstance(value, torch.nn.Module) else [part for _, part in hoststate._parts("", value)]
+        parts = (
+            value._parameters.values()
+            if isinstance(value, torch.nn.Module)
+            else [part for _, part in hoststate._parts("", value)]
+        )
         for part in parts:
             if isinstance(part, torch.Tensor) and part.requires_grad and part.is_leaf:
                 found[id(part)] = (part, part.grad)
@@ -65,11 +70,19 @@ def gradients(roots: dict[str, Any]) -> dict[int, tuple[torch.Tensor, torch.Tens
 def modes_of_now() -> Callable[[], contextlib.AbstractContextManager[None]]:
     """A context that brings back the modes a region was captured under: gradients, inference, autocast."""
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    autocast, dtype, cache = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()
+    autocast, dtype, cache = (
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_cache_enabled(),
+    )
 
     @contextlib.contextmanager
     def again() -> Iterator[None]:
-        with torch.inference_mode(inference), torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=dtype, enabled=autocast, cache_enabled=cache):
+        with (
+            torch.inference_mode(inference),
+            torch.set_grad_enabled(grad),
+            torch.autocast("cpu", dtype=dtype, enabled=autocast, cache_enabled=cache),
+        ):
             yield
 
     return again
