@@ -9,7 +9,23 @@ from typing import TypeVar
 from graphlint import ir
 from graphlint.flow import events as ev
 from graphlint.flow.machine import Machine
-from graphlint.flow.values import Bound, Cell, Closure, External, Holder, Host, Instance, Items, Mapping, Scope, Storage, Tensor, Unknown, Value, alternatives
+from graphlint.flow.values import (
+    Bound,
+    Cell,
+    Closure,
+    External,
+    Holder,
+    Host,
+    Instance,
+    Items,
+    Mapping,
+    Scope,
+    Storage,
+    Tensor,
+    Unknown,
+    Value,
+    alternatives,
+)
 
 E = TypeVar("E", bound=ev.Event)
 
@@ -134,7 +150,7 @@ def on_host(value: Value | None) -> bool:
 
 
 def unknown(value: Value) -> bool:
-    return all(isinstance(one, Unknown) or isinstance(one, Bound) and isinstance(one.receiver, Unknown) for one in alternatives(value))
+    return all(isinstance(one, Unknown) or (isinstance(one, Bound) and isinstance(one.receiver, Unknown)) for one in alternatives(value))
 
 
 def constant(value: Value | None) -> object:
@@ -172,10 +188,21 @@ def cell_name(cell: Cell) -> str:
     return f".{cell.key}" if isinstance(cell.holder, (Instance, External)) and isinstance(cell.key, str) else f"[{cell.key!r}]"
 
 
+def inplace_after(storage: Storage, capture: ev.Capture, walk: Walk) -> ev.InplaceEvent | None:
+    """A write outside into this memory, between the capture and its last replay."""
+    last = max((event.clock for event in walk.replays(capture)), default=0)
+    return next((event for event in walk.of(ev.InplaceEvent) if event.storage is storage and event.capture is None and capture.end < event.clock < last), None)
+
+
+def replayed_after(capture: ev.Capture, clock: int, walk: Walk) -> ev.ReplayEvent | None:
+    """The first replay of this capture behind that moment."""
+    return next((event for event in walk.replays(capture) if event.clock > clock), None)
+
+
 def storages(values: Iterable[Value]) -> set[Storage]:
     from graphlint.flow.values import tensors_in
 
     return {one.storage for value in values for one in tensors_in(value)}
 
 
-__all__ = ["DIRECT", "Holder", "Report", "Walk", "at", "cell_name", "constant", "given_true", "of_class", "on_device", "on_host", "place", "storages", "surely_on_device", "unknown", "where"]
+__all__ = ["DIRECT", "Holder", "Report", "Walk", "at", "cell_name", "constant", "given_true", "inplace_after", "of_class", "on_device", "on_host", "place", "replayed_after", "storages", "surely_on_device", "unknown", "where"]

@@ -122,7 +122,7 @@ def _one(pattern: object, value: Value) -> bool:
 def _keyword(name: str, wanted: object, keywords: Mapping[str, Value], spread: bool) -> bool:
     value = keywords.get(name)
     if wanted is None:
-        return not spread and (value is None or isinstance(value, Host) and value.kind == "none")
+        return not spread and (value is None or (isinstance(value, Host) and value.kind == "none"))
     if value is None:
         return False
     return any(_one(wanted, one) for one in alternatives(value))

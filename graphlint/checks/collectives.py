@@ -25,7 +25,7 @@ def collectives(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
         return
     group = event.keywords.get("group")
     backend = _backend(group, event, walk)
-    if backend is not None and "gloo" in backend or backend == "mpi":
+    if (backend is not None and "gloo" in backend) or backend == "mpi":
         yield at(event, "cpu-collective")
         return
     if not walk.whole or event.capture is None or is_one_of(event, TRANSFERS):

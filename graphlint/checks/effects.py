@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from graphlint.checks.base import Report, Walk, at, cell_name, place
 from graphlint.checks.memory import captured
 from graphlint.flow import events as ev
-from graphlint.flow.values import Cell, External, Holder, Host, Items, Mapping, Scope, Tensor, Value, alternatives
+from graphlint.flow.values import Cell, External, Holder, Host, Mapping, Scope, Tensor, Value, alternatives
 
 
 def unrepeated_effect(walk: Walk) -> Iterator[Report]:
@@ -38,7 +38,7 @@ def unrepeated_effect(walk: Walk) -> Iterator[Report]:
 def _old(holder: Holder, capture: ev.Capture) -> bool:
     """Whether the holder is from before the capture and outlives it."""
     if isinstance(holder, Scope):
-        return holder.outer is None or holder.born < capture.begin and holder is not capture.frame.scope
+        return holder.outer is None or (holder.born < capture.begin and holder is not capture.frame.scope)
     return holder.born < capture.begin
 
 
@@ -63,14 +63,14 @@ def _put_back(cell: Cell, capture: ev.Capture, walk: Walk) -> bool:
     if len(writes) < 2:
         return False
     first, last = writes[0].old, writes[-1].new
-    if first is last or isinstance(first, Host) and isinstance(last, Host) and first.known and last.known and first.value == last.value:
+    if first is last or (isinstance(first, Host) and isinstance(last, Host) and first.known and last.known and first.value == last.value):
         return True
     return writes[0].how == writes[-1].how == "augment" and writes[0].at != writes[-1].at
 
 
 def _other(new: Value, old: Value) -> bool:
     if isinstance(new, Host) and isinstance(old, Host):
-        return not (new.known and old.known and new.value == old.value) and new.kind != old.kind or new.known != old.known or new.value != old.value
+        return (not (new.known and old.known and new.value == old.value) and new.kind != old.kind) or new.known != old.known or new.value != old.value
     return True
 
 
@@ -123,9 +123,9 @@ def region_cache(walk: Walk) -> Iterator[Report]:
         for event in walk.inside(capture):
             if not isinstance(event, ev.WriteEvent) or not isinstance(event.new, Tensor) or event.new.storage.pool is not capture:
                 continue
-            if not _old(event.cell.holder, capture) or isinstance(event.cell.holder, Scope) and event.cell.holder.outer is not None:
+            if not _old(event.cell.holder, capture) or (isinstance(event.cell.holder, Scope) and event.cell.holder.outer is not None):
                 continue
-            empty = event.old is None and isinstance(event.cell.holder, Mapping) or isinstance(event.old, Host) and event.old.kind == "none"
+            empty = (event.old is None and isinstance(event.cell.holder, Mapping)) or (isinstance(event.old, Host) and event.old.kind == "none")
             if not empty or not (event.cell in tested or isinstance(event.cell.holder, Mapping)):
                 continue
             if event.new.storage.owner == "grad" or _is_output(event.cell, capture, walk):
@@ -137,27 +137,6 @@ def region_cache(walk: Walk) -> Iterator[Report]:
 def _is_output(cell: Cell, capture: ev.Capture, walk: Walk) -> bool:
     """Whether the slot is merely where the region leaves its result: nothing in the region read it before."""
     return not any(event.capture is capture and event.cell == cell for event in walk.of(ev.ReadEvent)) and not isinstance(cell.holder, Mapping)
-
-
-def graphed_hooks(walk: Walk) -> Iterator[Report]:
-    """`make_graphed_callables` refuses a module that has hooks."""
-    from graphlint.flow import modules
-
-    for event in walk.of(ev.CallEvent):
-        if event.name != "torch.cuda.make_graphed_callables" or not event.args:
-            continue
-        targets = event.args[0].values if isinstance(event.args[0], Items) else [event.args[0]]
-        for target in targets:
-            parts = {id(part) for part in modules.parts(target)}
-            for call in walk.of(ev.CallEvent):
-                if call.clock < event.clock and call.name.rpartition(".")[2] in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook") and id(call.receiver) in parts:
-                    removed = any(one.receiver is call.result and one.name.endswith(".remove") and one.clock < event.clock for one in walk.of(ev.CallEvent))
-                    if removed:
-                        continue
-                    report = at(event, "graphed-hooks", value="the module")
-                    report.related.append((call.frame, call.at, "the hook is registered here"))
-                    yield report
-                    return
 
 
 __all__ = ["External"]

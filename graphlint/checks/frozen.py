@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
-from graphlint import ir
-from graphlint.checks.base import Report, Walk, at, cell_name, place
-from graphlint.checks.steps import option, stepped
+from graphlint.checks.base import Report, Walk, at, cell_name, inplace_after, place
 from graphlint.flow import events as ev
 from graphlint.flow import modules
-from graphlint.flow.values import Cell, External, Host, Instance, Items, Mapping, Scope, Storage, Tensor, Value, alternatives, hosts_in
-from graphlint.link import inner
+from graphlint.flow.values import (
+    Cell,
+    External,
+    Host,
+    Items,
+    Scope,
+    Storage,
+    Tensor,
+    Value,
+    alternatives,
+    hosts_in,
+)
 
 MODES = "training"
 LENGTHS = ("max_seqlen", "max_seq_len", "max_q", "max_k", "max_s")
@@ -134,67 +140,6 @@ def _stale_after(change: ev.WriteEvent, capture: ev.Capture, walk: Walk) -> bool
 # --- optimizers ------------------------------------------------------------------------------------------------------
 
 
-def frozen_lr(walk: Walk) -> Iterator[Report]:
-    """A captured optimizer step with the learning rate as a Python number, and something that changes the rate."""
-    for event in walk.of(ev.CallEvent):
-        optimizer = stepped(event)
-        capture = event.capture
-        if optimizer is None or capture is None or "guarded" in capture.tags:
-            continue
-        rate = option(optimizer, "lr")
-        if rate is not None and any(isinstance(one, Tensor) for one in alternatives(rate)):
-            yield from _host_rate(event, optimizer, rate, capture, walk)
-            continue
-        change = _rate_change(optimizer, capture, walk)
-        if change is not None:
-            report = at(event, "frozen-lr", where=place(change.frame, change.at), value="lr")
-            report.related.append((change.frame, change.at, "the learning rate changes here"))
-            yield report
-
-
-def _rate_change(optimizer: External, capture: ev.Capture, walk: Walk) -> ev.Event | None:
-    """A scheduler of this optimizer that steps, or a write to its groups, between the capture and a replay."""
-    last = max((event.clock for event in walk.replays(capture)), default=0)
-    groups = optimizer.slots.get("param_groups")
-    holders = [group for group in (groups.values if isinstance(groups, Items) else []) if isinstance(group, Mapping)]
-    for event in walk.events:
-        if event.capture is not None or not capture.end < event.clock or (walk.whole and event.clock > last):
-            continue
-        if isinstance(event, ev.CallEvent) and event.name.startswith("torch.optim.lr_scheduler.") and event.name.endswith(".step"):
-            scheduler = event.receiver
-            if isinstance(scheduler, External) and (optimizer in scheduler.args or optimizer in scheduler.keywords.values()):
-                return event
-        if isinstance(event, ev.WriteEvent) and event.cell.key == "lr" and any(event.cell.holder is group for group in holders) and not isinstance(event.new, Tensor):
-            return event
-    return None
-
-
-def _host_rate(event: ev.CallEvent, optimizer: External, rate: Value, capture: ev.Capture, walk: Walk) -> Iterator[Report]:
-    """The rate is a tensor: on the CPU it is frozen; one tensor for several groups collapses per-group schedules."""
-    change = _rate_change(optimizer, capture, walk)
-    tensor = next(one for one in alternatives(rate) if isinstance(one, Tensor))
-    if tensor.on_host:
-        change = change or _inplace_after(tensor.storage, capture, walk)
-        if change is not None:
-            report = at(event, "frozen-lr", where=place(change.frame, change.at), value="lr")
-            report.related.append((change.frame, change.at, "the learning rate changes here, in a CPU tensor whose number the graph has baked in"))
-            yield report
-        return
-    groups = optimizer.slots.get("param_groups")
-    rates = [group.slots.get("lr") for group in (groups.values if isinstance(groups, Items) else []) if isinstance(group, Mapping)]
-    shared = len(rates) > 1 and all(isinstance(one, Tensor) and one.storage is tensor.storage for one in rates)
-    if shared and change is not None:
-        made = next((one for one in walk.of(ev.CallEvent) if one.result is optimizer), event)
-        report = Report("shared-lr-tensor", made.frame, made.at, capture, {"value": "lr", "where": place(change.frame, change.at)})
-        report.related.append((change.frame, change.at, "the rates are set per group here"))
-        yield report
-
-
-def _inplace_after(storage: Storage, capture: ev.Capture, walk: Walk) -> ev.Event | None:
-    last = max((event.clock for event in walk.replays(capture)), default=0)
-    return next((event for event in walk.of(ev.InplaceEvent) if event.storage is storage and event.capture is None and capture.end < event.clock < last), None)
-
-
 def cpu_scalar(walk: Walk) -> Iterator[Report]:
     """A 0-dim CPU tensor used with device tensors in a capture, and written later."""
     seen: set[int] = set()
@@ -203,12 +148,12 @@ def cpu_scalar(walk: Walk) -> Iterator[Report]:
         if capture is None or capture.kind == "compile" or "guarded" in capture.tags or not isinstance(event, (ev.OpEvent, ev.CallEvent)):
             continue
         values = event.operands if isinstance(event, ev.OpEvent) else ((*event.args, *event.keywords.values()) if event.name.startswith("torch.") else ())
-        mixed = any(isinstance(one, Tensor) and not one.on_host for value in values for one in alternatives(value)) or isinstance(event, ev.CallEvent) and isinstance(event.receiver, Tensor)
+        mixed = any(isinstance(one, Tensor) and not one.on_host for value in values for one in alternatives(value)) or (isinstance(event, ev.CallEvent) and isinstance(event.receiver, Tensor))
         for value in values:
             for one in alternatives(value):
                 if not (isinstance(one, Tensor) and one.on_host and one.rank == 0 and mixed) or id(one.storage) in seen or one.storage.born > capture.begin:
                     continue
-                change = _inplace_after(one.storage, capture, walk) or _rebound_after(one.storage, capture, walk)
+                change = inplace_after(one.storage, capture, walk) or _rebound_after(one.storage, capture, walk)
                 if change is not None:
                     seen.add(id(one.storage))
                     report = at(event, "cpu-scalar-tensor", where=place(change.frame, change.at))
@@ -282,90 +227,3 @@ def frozen_clock(walk: Walk) -> Iterator[Report]:
                 return
 
 
-def incomplete_key(walk: Walk) -> Iterator[Report]:
-    """A graph kept under a key is replayed by a later call of the same function, whose locals differ in what the region read and the key leaves out."""
-    for capture in walk.captures:
-        if capture.kind not in ("graph", "manual") or capture.graph is None:
-            continue
-        reads = {event.cell.key: event for event in walk.of(ev.ReadEvent) if event.capture is capture and event.cell.holder is capture.frame.scope and isinstance(event.value, Host)}
-        for replay in walk.replays(capture):
-            names = replay.names.get(id(capture.frame.func))
-            if names is None or names is capture.frame.scope.slots or not reads:
-                continue
-            for name, read in reads.items():
-                now = names.get(name)
-                if _other_constant(read.value, now) and name != MODES:
-                    yield from _at_key(capture, str(name), read, walk)
-                    return
-
-
-def _other_constant(then: Value, now: Value | None) -> bool:
-    if not (isinstance(then, Host) and isinstance(now, Host) and then.kind in ("int", "float", "bool") and now.kind == then.kind):
-        return False
-    return then.known and now.known and then.value != now.value
-
-
-def _at_key(capture: ev.Capture, name: str, read: ev.ReadEvent, walk: Walk) -> Iterator[Report]:
-    """Reports where the key is made: the assignment of the name under which the graph is stored."""
-    kept = next((event for event in walk.of(ev.WriteEvent) if isinstance(event.cell.holder, Mapping) and event.clock > capture.end and _holds(event.new, capture)), None)
-    if kept is None:
-        return
-    function = capture.frame.func
-    assigned = _key_expression(function, kept.at) if function is not None else None
-    if assigned is not None and name in _mentioned(assigned[1], function):
-        return
-    report = Report("incomplete-graph-key", capture.frame, assigned[0] if assigned else kept.at, capture, {"why": f"`{name}`", "value": "key"})
-    report.related.append((read.frame, read.at, f"the region reads `{name}` here"))
-    yield report
-
-
-def _statements(body: tuple[ir.Stmt, ...]) -> Iterator[ir.Stmt]:
-    for stmt in body:
-        yield stmt
-        yield from _statements(tuple(inner(stmt)))
-
-
-def _key_expression(function: ir.Function, kept: ir.Span) -> tuple[ir.Span, ir.Expr] | None:
-    """Where the key of `graphs[key] = ...` is made: its own assignment, or the index itself."""
-    index: ir.Expr | None = None
-    for stmt in _statements(function.body):
-        if isinstance(stmt, ir.Assign) and stmt.at == kept:
-            index = next((target.index for target in stmt.targets if isinstance(target, ir.Subscript)), None)
-    if index is None:
-        return None
-    for stmt in _statements(function.body):
-        if isinstance(stmt, ir.Assign) and stmt.value is not None and isinstance(index, ir.Name):
-            if any(isinstance(target, ir.Name) and target.id == index.id for target in stmt.targets):
-                return stmt.at, stmt.value
-    return kept, index
-
-
-def _mentioned(expression: ir.Expr, function: ir.Function | None) -> set[str]:
-    """The names in an expression, and those that they are assigned from."""
-    found = set(names_in(expression))
-    for stmt in _statements(function.body) if function is not None else ():
-        if isinstance(stmt, ir.Assign) and stmt.value is not None:
-            if any(isinstance(target, ir.Name) and target.id in found for target in stmt.targets):
-                found |= set(names_in(stmt.value))
-    return found
-
-
-def names_in(node: object) -> Iterator[str]:
-    """Every name that an expression mentions."""
-    if isinstance(node, ir.Name):
-        yield node.id
-    elif isinstance(node, (tuple, list)):
-        for one in node:
-            yield from names_in(one)
-    elif isinstance(node, msgspec.Struct):
-        for field in node.__struct_fields__:
-            if field != "at":
-                yield from names_in(getattr(node, field))
-
-
-def _holds(value: Value, capture: ev.Capture) -> bool:
-    if value is capture.graph:
-        return True
-    if isinstance(value, (Items, Mapping)):
-        return any(_holds(one, capture) for one in value.slots.values())
-    return isinstance(value, Instance) and any(one is capture.graph for one in value.slots.values())

@@ -54,7 +54,7 @@ def indexed(event: ev.IndexEvent, walk: Walk) -> Iterator[Report]:
     for obj in alternatives(event.obj):
         if isinstance(obj, Tensor):
             found = list(_tensor_index(obj, event))
-        elif isinstance(obj, (Items, Host)) and not (isinstance(obj, Host) and obj.kind == "any") or of_class(obj, *_NUMBERED):
+        elif (isinstance(obj, (Items, Host)) and not (isinstance(obj, Host) and obj.kind == "any")) or of_class(obj, *_NUMBERED):
             found = [at(event, "scalar-index")] if surely_on_device(event.index) or _slice_of_tensor(event.index) else []
         else:
             continue

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphlint.checks.base import Report, Walk, at, place, where
-from graphlint.checks.frozen import _holds
+from graphlint.checks.base import Report, Walk, where
+from graphlint.checks.keys import _holds
 from graphlint.checks.memory import memory_read
 from graphlint.flow import events as ev
 from graphlint.flow import modules
-from graphlint.flow.values import Closure, Host, Items, Mapping, Scope, Storage, Tensor, Value, Wrapped, alternatives, tensors_in
+from graphlint.flow.values import (
+    Host,
+    Items,
+    Mapping,
+    Value,
+    Wrapped,
+    alternatives,
+)
 
 
 def capture_in_loop(walk: Walk) -> Iterator[Report]:
@@ -55,7 +62,12 @@ def _same_work(first: ev.Capture, second: ev.Capture, walk: Walk) -> bool:
     new = {storage for storage in memory_read(second, walk) if storage.born < first.begin}
     called = {id(event.receiver) for event in walk.inside(first) if isinstance(event, ev.CallEvent) and modules.is_module(event.receiver or Wrapped(Host(), ""))}
     again = {id(event.receiver) for event in walk.inside(second) if isinstance(event, ev.CallEvent) and modules.is_module(event.receiver or Wrapped(Host(), ""))}
-    return old == new and called == again and bool(old or called)
+    return old == new and called == again and bool(old or called) and _lines(first, walk) == _lines(second, walk)
+
+
+def _lines(capture: ev.Capture, walk: Walk) -> set[tuple[str, int]]:
+    """The lines that a capture runs: other ones are another graph."""
+    return {(event.frame.module.path, event.at[0]) for event in walk.inside(capture)}
 
 
 def unbounded_graphs(walk: Walk) -> Iterator[Report]:
@@ -71,7 +83,7 @@ def unbounded_graphs(walk: Walk) -> Iterator[Report]:
                     stores.setdefault((capture.frame.module.path, capture.at[0]), []).append((capture, event, key))
                 break
     for kept in stores.values():
-        if not _varying_size([key for _, _, key in kept]) or walk.whole and len(kept) < 2:
+        if not _varying_size([key for _, _, key in kept]) or (walk.whole and len(kept) < 2):
             continue
         capture, event, _ = kept[0]
         report = Report("unbounded-graphs", capture.frame, capture.at, capture, {"value": "size"})
@@ -114,98 +126,6 @@ def _bounded(holder: Mapping, walk: Walk) -> bool:
 # --- compiled with CUDA graphs ---------------------------------------------------------------------------------------
 
 
-def overwritten_output(walk: Walk) -> Iterator[Report]:
-    """The result of a compiled call is used after the next call of the same function."""
-    calls: dict[int, list[ev.CallEvent]] = {}
-    reported: set[int] = set()
-    for event in walk.events:
-        if isinstance(event, ev.CallEvent) and event.name == "<compiled>.__call__" and isinstance(event.receiver, Wrapped) and event.receiver.facts.get("graphs"):
-            calls.setdefault(id(event.receiver), []).append(event)
-        if event.capture is not None or not isinstance(event, (ev.CallEvent, ev.OpEvent, ev.MutateEvent)):
-            continue
-        values = list(event.operands) if isinstance(event, ev.OpEvent) else (list(event.values) if isinstance(event, ev.MutateEvent) else [*event.args, *event.keywords.values(), *([event.receiver] if event.receiver is not None else [])])
-        for value in values:
-            for one in tensors_in(value):
-                yield from _overwritten(one.storage, one, event, calls, reported)
-
-
-def _overwritten(storage: Storage, tensor: Tensor, event: ev.Event, calls: dict[int, list[ev.CallEvent]], reported: set[int]) -> Iterator[Report]:
-    if storage.via is None or storage.via.kind != "compile":
-        return
-    for ident, made in calls.items():
-        mine = next((call for call in made if any(one.storage is storage for one in tensors_in(call.result))), None)
-        if mine is None or ident in reported:
-            continue
-        later = next((call for call in made if call.clock > mine.clock and call.clock < event.clock and call is not event), None)
-        if later is None or tensor.grad and _trains(made):
-            continue
-        reported.add(ident)
-        report = at(later, "overwritten-output", storage.via, why=f"its result of {place(mine.frame, mine.at)} is still read at {place(event.frame, event.at)}")
-        report.related.append((mine.frame, mine.at, "the earlier result comes from here"))
-        report.related.append((event.frame, event.at, "and is read here"))
-        yield report
-
-
-def _trains(calls: list[ev.CallEvent]) -> bool:
-    return False
-
-
-def skipped_cudagraph(walk: Walk) -> Iterator[Report]:
-    """A function compiled with CUDA graphs that writes its inputs, or takes CPU tensors."""
-    for event in walk.of(ev.CallEvent):
-        if event.name != "<compiled>.__call__" or not isinstance(event.receiver, Wrapped) or not event.receiver.facts.get("graphs") or event.capture is not None:
-            continue
-        capture = event.receiver.facts.get("capture")
-        given = {one.storage for value in (*event.args, *event.keywords.values()) for one in tensors_in(value) if one.storage.owner not in ("param", "buffer")}
-        for write in walk.of(ev.InplaceEvent):
-            if capture is not None and write.capture is capture and write.storage in given:
-                report = at(write, "skipped-cudagraph", capture, why="is an input that the function writes", value="")
-                yield report
-                return
-
-
 # --- make_graphed_callables ------------------------------------------------------------------------------------------
 
 
-def closed_over_parameters(walk: Walk) -> Iterator[Report]:
-    """A plain function is graphed whose module it reaches by closure: its parameters get no gradient."""
-    for event in walk.of(ev.CallEvent):
-        if event.name != "torch.cuda.make_graphed_callables" or not event.args or not isinstance(event.args[0], Closure):
-            continue
-        capture = next((one for one in walk.captures if one.at == event.at and one.kind == "graphed-callable" and one.frame is event.frame), None)
-        if capture is None:
-            continue
-        trained = any(one.name.endswith(".backward") and one.clock > capture.end for one in walk.of(ev.CallEvent)) or not walk.whole
-        inner = next((one for one in walk.inside(capture) if isinstance(one, ev.CallEvent) and one.name.startswith("torch.nn.") and one.name.endswith(".forward") and any(t.grad for t in tensors_in(one.result)) and not modules.is_plain(one.name[: -len(".forward")])), None)
-        if inner is not None and trained and walk.whole:
-            report = at(event, "closed-over-parameters", capture)
-            report.related.append((inner.frame, inner.at, "its parameters are reached here"))
-            yield report
-
-
-def two_forwards(walk: Walk) -> Iterator[Report]:
-    """A graphed callable runs twice before the backward of the first."""
-    pending: dict[int, ev.CallEvent] = {}
-    done: set[int] = set()
-    suspects: dict[int, ev.CallEvent] = {}
-    for event in walk.of(ev.CallEvent):
-        if event.capture is not None:
-            continue
-        if event.name == "<graphed>.__call__":
-            ident = id(event.receiver)
-            if ident in pending and ident not in done:
-                suspects.setdefault(ident, event)
-            pending[ident] = event
-        elif event.name.endswith(".backward"):
-            for ident, second in suspects.items():
-                done.add(ident)
-                yield at(second, "two-forwards", _graphed_capture(second))
-            suspects.clear()
-            pending.clear()
-
-
-def _graphed_capture(event: ev.CallEvent) -> ev.Capture | None:
-    return event.receiver.facts.get("capture") if isinstance(event.receiver, Wrapped) else None
-
-
-__all__ = ["Scope", "capture_in_loop", "closed_over_parameters", "overwritten_output", "skipped_cudagraph", "two_forwards", "unbounded_graphs"]

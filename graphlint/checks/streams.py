@@ -46,7 +46,7 @@ def side_streams(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
             yield at(opened, "unjoined-stream", value="")
 
 
-def _waited(event: ev.CallEvent, capture: ev.Capture, forked: dict[int, ev.StreamEvent | ev.CallEvent], used: dict[int, ev.StreamEvent], known: set[int], current: list[Value]) -> Iterator[Report]:  # noqa: E501
+def _waited(event: ev.CallEvent, capture: ev.Capture, forked: dict[int, ev.StreamEvent | ev.CallEvent], used: dict[int, ev.StreamEvent], known: set[int], current: list[Value]) -> Iterator[Report]:
     """Who waits for whom: a side stream that waits for the capture is forked, one the capture waits for is joined."""
     if event.name == "torch.cuda.Event.wait":
         waiter: Value | None = event.args[0] if event.args else capture.stream
