@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from graphlint.runtime.backend import CaptureFailed, CaptureRequest, GraphBackend
+from graphlint.runtime.backend import CaptureFailed, CaptureRequest, GraphBackend, UncapturedWork
 from graphlint.runtime.buckets import BucketPlan, Unpad
 from graphlint.runtime.errors import CaptureError, SignatureError, Where, error_of
 from graphlint.runtime.inputs import StaticInputs, shared_memory
@@ -260,7 +260,11 @@ class Admission:
         own = self.backend.generators(self.state.device)
         extra = tuple(g for g in self.state.generators if all(g is not o for o in own) and self._is_here(g.device))
         mode = self.options.capture_error_mode
-        return CaptureRequest(self.state.device, self.stream, pool, mode, extra, True)
+        return CaptureRequest(self.state.device, self.stream, pool, mode, extra, True, self._other_streams())
+
+    def _other_streams(self) -> tuple[int, ...]:
+        """Streams that the watched call worked on beside the one it was started on."""
+        return tuple(self.watched.streams)[1:]
 
     def _is_here(self, device: torch.device) -> bool:
         """A generator made for `cuda` has no device index and means the current one."""
@@ -270,6 +274,14 @@ class Admission:
         if isinstance(failed.first, KeyboardInterrupt):
             return failed.first
         memory = self.backend.out_of_memory(failed.first)
+        if isinstance(failed.first, UncapturedWork):
+            return error_of("unforked-stream")(
+                "the call works on a stream that was not forked from the current one: a replay leaves that out",
+                rule="unforked-stream",
+                stage="capture",
+                where=self.watched.streams.get(failed.first.args[0]) or self.where,
+                cure="Call `side.wait_stream(torch.cuda.current_stream())` before it and join the stream afterwards.",
+            )
         error = translate(failed.first, self.watched.events, self.where, memory)
         if not failed.healed:
             error = error_of("damaged-process")(

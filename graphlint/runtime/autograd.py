@@ -168,7 +168,7 @@ class AutogradCaptured:
         self.flat.clear()
 
 
-class _Node(torch.autograd.Function):  # type: ignore[misc]
+class _Node(torch.autograd.Function):
     """The one node that autograd sees."""
 
     @staticmethod
@@ -327,7 +327,7 @@ def build_hot(
     out.add("if busy[0]: return MISS")
     names = write_structure(out, spec)
     write_plain(out, spec, names, static.leaves)
-    write_context(out, spec, device_type)
+    write_context(out, spec, device_type, checked=False)
     write_training(out, captured.roots)
     for i in spec.tensor_indices:
         if spec.aliases[i] != i:

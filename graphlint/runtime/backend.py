@@ -29,6 +29,7 @@ class CaptureRequest:
     error_mode: str = "thread_local"
     generators: tuple[torch.Generator, ...] = ()
     armed: bool = True
+    streams: tuple[int, ...] = ()  # other streams that the call works on; they must have joined the capture
 
 
 class Graph(Protocol):
@@ -42,6 +43,10 @@ class Graph(Protocol):
 
     def node_counts(self) -> dict[str, int]:
         """How many nodes of each kind (`kernel`, `memcpy`, `memset`, `host`, ...); empty where it can't be told."""
+
+
+class UncapturedWork(Exception):
+    """The body worked on a stream that the capture did not see; the argument is the stream's number."""
 
 
 @dataclass

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from graphlint.runtime.backend import CaptureFailed, CaptureRequest
+from graphlint.runtime.backend import CaptureFailed, CaptureRequest, UncapturedWork
 
 T = TypeVar("T")
 _BACKGROUND = ("pin_memory", "QueueFeeder", "tqdm", "TMonitor", "pydevd", "IPython")
@@ -72,9 +72,35 @@ class CudaBackend:
         """Where a call without tensors works."""
         return torch.device("cuda", torch.cuda.current_device())
 
+    def __init__(self) -> None:
+        self._workspaces: list[Any] = []
+
     def new_stream(self, device: torch.device) -> torch.cuda.Stream:
-        """A side stream of the device."""
-        return torch.cuda.Stream(device)
+        """A side stream of the device, with cuBLAS workspaces that stay where they are."""
+        stream = torch.cuda.Stream(device)
+        with contextlib.suppress(RuntimeError, AttributeError):
+            self._own_workspaces(stream)
+        return stream
+
+    def _own_workspaces(self, stream: torch.cuda.Stream) -> None:
+        """Has cuBLAS allocate its workspaces for the stream, of this thread and of autograd's, in a pool that nobody
+        else uses.
+
+        A graph knows its workspace by address. Others may free it at any time (torch.compile's own CUDA graphs do
+        when they record); from this pool it is then given to nobody, and the graph can go on using it.
+        """
+        pool = torch.cuda.MemPool()
+        index = stream.device.index or 0
+        with self.on_stream(stream), torch.inference_mode(False), torch.enable_grad():
+            torch._C._cuda_beginAllocateToPool(index, pool.id)
+            try:
+                for dtype in (torch.float32, torch.bfloat16):
+                    a = torch.ones(16, 16, dtype=dtype, device=stream.device, requires_grad=True)
+                    (torch.nn.functional.linear(a, a, a[0]) @ a).sum().backward()
+            finally:
+                torch._C._cuda_endAllocateToPool(index, pool.id)
+                torch._C._cuda_releasePool(index, pool.id)
+        self._workspaces.append(pool)
 
     def new_pool(self, device: torch.device) -> Any:
         """A pool handle; known beforehand, so that a failed capture can give it back."""
@@ -106,6 +132,7 @@ class CudaBackend:
                 first = second = _begin(graph, request)
                 if first is None:
                     out, first = _run(body, request.armed and not _other_threads())
+                    first = first or self._missed(request)
                     torch.cuda.set_stream(stream)  # the body may have left another one current
                     second = _end(graph)
             finally:
@@ -116,6 +143,19 @@ class CudaBackend:
             del out
             healed = self._recover(graph, request, second is not None)
         raise CaptureFailed(first or second or RuntimeError(), second is not None, healed) from (first or second)
+
+    def _missed(self, request: CaptureRequest) -> BaseException | None:
+        """Work on a stream that is not part of the capture ran now and will not be replayed."""
+        for stream_id in request.streams:
+            here = torch.cuda.ExternalStream(stream_id, device=request.device) if stream_id else None
+            with torch.cuda.stream(here or torch.cuda.default_stream(request.device)):
+                try:
+                    captured = torch.cuda.is_current_stream_capturing()
+                except RuntimeError:
+                    captured = False
+            if not captured:
+                return UncapturedWork(stream_id)
+        return None
 
     def _recover(self, graph: Any, request: CaptureRequest, invalidated: bool) -> bool:
         """Gives the pool back and, when the capture was invalidated, frees generators and allocator from it."""

@@ -23,7 +23,7 @@ T = TypeVar("T")
 _INVALIDATING = ("_linalg_eigh",)  # on the GPU these kill the capture even when it is armed
 
 
-class Tape(TorchDispatchMode):  # type: ignore[misc]
+class Tape(TorchDispatchMode):
     """Records operators while they run; `run` runs them again into the recorded outputs."""
 
     def __init__(self, request: CaptureRequest) -> None:

@@ -126,26 +126,30 @@ def write_plain(out: Source, spec: Spec, names: list[str], values: list[Any]) ->
             out.add(f"if {name} is not {k} and {name} != {k}: return MISS")
 
 
-def write_context(out: Source, spec: Spec, device_type: str) -> None:
-    """Compares grad mode, inference mode, autocast and determinism with those of the capture."""
+def write_context(out: Source, spec: Spec, device_type: str, checked: bool) -> str:
+    """Compares grad mode and determinism with those of the capture; gives the test for inference mode and autocast.
+
+    `checked`: torch's C++ guards look at the tensors of every call. They see inference mode and autocast too, so
+    that this test is needed only where they are skipped; else it is written here and the result is empty.
+    """
     now = spec.context
     out.constants.update(
         grad_on=torch.is_grad_enabled,
         inference_on=torch.is_inference_mode_enabled,
         deterministic_on=torch._C._get_deterministic_algorithms,
+        cast_on=torch.is_autocast_enabled,
+        cast_to=torch.get_autocast_dtype,
     )
-    out.add(f"if grad_on() is not {now.grad} or inference_on() is not {now.inference}: return MISS")
-    out.add(f"if deterministic_on() is not {now.deterministic}: return MISS")
-    if device_type == "cuda":
-        out.constants["cast_on"] = torch.is_autocast_enabled
-        asked = "cast_on()"
-    else:
-        out.constants["cast_on"] = torch.is_autocast_enabled
-        asked = f"cast_on({device_type!r})"
-    out.add(f"if {asked} is not {now.autocast is not None}: return MISS")
+    out.add(f"if grad_on() is not {now.grad} or deterministic_on() is not {now.deterministic}: return MISS")
+    asked = "cast_on()" if device_type == "cuda" else f"cast_on({device_type!r})"
+    other = f"inference_on() is not {now.inference} or {asked} is not {now.autocast is not None}"
     if now.autocast is not None:
-        out.constants["cast_to"] = torch.get_autocast_dtype
-        out.add(f"if cast_to({device_type!r}) is not {out.constant(now.autocast)}: return MISS")
+        other += f" or cast_to({device_type!r}) is not {out.constant(now.autocast)}"
+        checked = False
+    if checked:
+        return other
+    out.add(f"if {other}: return MISS")
+    return ""
 
 
 def write_training(out: Source, roots: list[torch.nn.Module], limit: int = 4) -> None:
@@ -179,6 +183,11 @@ def tensor_check(tensors: list[torch.Tensor], spec: list[TensorSpec], dynamic: d
     except (ImportError, TypeError, RuntimeError):
         pass
     return python_check(spec, dynamic)
+
+
+def is_native(check: Callable[..., bool]) -> bool:
+    """Whether a check is torch's C++ one."""
+    return not hasattr(check, "__code__")
 
 
 def python_check(spec: list[TensorSpec], dynamic: dict[int, int]) -> Callable[..., bool]:

@@ -118,7 +118,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
-class Observer(TorchDispatchMode):  # type: ignore[misc]
+class Observer(TorchDispatchMode):
     """Watches one eager call.
 
     Attributes:
@@ -148,6 +148,10 @@ class Observer(TorchDispatchMode):  # type: ignore[misc]
         self.calls = 0
         self._born: set[int] = set()
         self._lock = threading.Lock()  # autograd calls from its own thread
+
+    def __enter__(self) -> Any:
+        self.streams.setdefault(self.stream_id(), None)
+        return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -14,6 +14,7 @@ from graphlint.runtime.buckets import Unpad
 from graphlint.runtime.hotpath import (
     Source,
     holders,
+    is_native,
     tensor_check,
     write_context,
     write_outputs,
@@ -217,7 +218,8 @@ def build_hot(
     out.add("if busy[0]: return MISS")
     names = write_structure(out, spec)
     write_plain(out, spec, names, static.leaves)
-    write_context(out, spec, backend.device_type)
+    check = _tensor_check(captured, leaves)
+    other = write_context(out, spec, backend.device_type, check is not None and is_native(check))
     write_training(out, captured.roots)
     if key is not None:
         out.constants["user_key"] = key[0]
@@ -228,7 +230,7 @@ def build_hot(
     out.depth += 1
     _write_entry(out, captured)
     write_watch(out, captured.watch, broken)
-    _write_copy(out, captured, names, leaves, own_only)
+    _write_copy(out, captured, names, check, own_only, other)
     out.add("if stream_id() != last[0]:")
     out.add("    after_stream(last[0])")
     out.add("    last[0] = stream_id()")
@@ -284,34 +286,44 @@ def _write_entry(out: Source, captured: Captured) -> None:
     )
 
 
-def _write_copy(out: Source, captured: Captured, names: list[str], leaves: list[Any], own_only: bool) -> None:
+def _tensor_check(captured: Captured, leaves: list[Any]) -> Callable[..., bool] | None:
+    """The check of all tensor arguments at once; None when there are none."""
+    spec, static = captured.spec, captured.static
+    if not static.unique:
+        return None
+    free = static.plan.dims if static.plan else {}
+    specs = [leaf for i in static.unique if isinstance(leaf := spec.leaves[i], TensorSpec)]
+    dynamic = {at: free[i] for at, i in enumerate(static.unique) if i in free}
+    return tensor_check([leaves[i] for i in static.unique], specs, dynamic)
+
+
+def _write_copy(
+    out: Source, captured: Captured, names: list[str], check: Callable[..., bool] | None, own_only: bool, other: str
+) -> None:
     """Checks all tensors at once and copies them in one grouped call; the graph's own buffers need neither."""
     spec, static = captured.spec, captured.static
     for i in spec.tensor_indices:
         if spec.aliases[i] != i:
             out.add(f"if {names[i]} is not {names[spec.aliases[i]]}: return MISS")
-    if not static.unique:
+    if check is None:
         return
     unique = [names[i] for i in static.unique]
-    free = static.plan.dims if static.plan else {}
-    specs = [leaf for i in static.unique if isinstance(leaf := spec.leaves[i], TensorSpec)]
-    dynamic = {at: free[i] for at, i in enumerate(static.unique) if i in free}
-    out.constants["check"] = tensor_check([leaves[i] for i in static.unique], specs, dynamic)
+    out.constants["check"] = check
     if static.plan is not None:
-        out.constants["load"] = static.load
         out.add(f"if not check({', '.join(unique)}): return MISS")
         _write_padded(out, captured, names)
         return
     buffers = [out.constant(static.leaves[i], "s") for i in static.unique]
     same = " and ".join(f"{name} is {buffer}" for name, buffer in zip(unique, buffers, strict=True))
+    out.add(f"if {same}:")
+    out.add(f"    if {other or 'False'}: return MISS")
     if own_only:
-        out.add(f"if not ({same}): return MISS")
+        out.add("else: return MISS")
         return
-    out.add(f"if not ({same}):")
-    out.add(f"    if not check({', '.join(unique)}): return MISS")
+    out.add(f"elif not check({', '.join(unique)}): return MISS")
     if static.copied:
         targets = out.constant(tuple(static.targets), "targets")
-        out.add(f"    copy({targets}, ({', '.join(_source(out, spec, names, i) for i in static.copied)},))")
+        out.add(f"else: copy({targets}, ({', '.join(_source(out, spec, names, i) for i in static.copied)},))")
 
 
 def _source(out: Source, spec: Spec, names: list[str], i: int) -> str:

@@ -104,7 +104,9 @@ class Watch:
         if self.mode == "full":
             return f"all {len(self.facts)} facts are looked at on every replay"
         others = len(self.facts)
-        return f"{len(self.anchors)} facts are looked at on every replay, the other {others} in turn, within {others} replays"
+        return (
+            f"{len(self.anchors)} facts are looked at on every replay, each of {others} others within {others} replays"
+        )
 
 
 def watch_of(state: State, mode: str, changing: frozenset[str], grads: bool) -> Watch:

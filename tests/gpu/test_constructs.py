@@ -7,6 +7,7 @@ is bitwise what it was before the first, and memory is back. CPU counterpart: te
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -65,7 +66,7 @@ def special(name: str) -> str:
         step = "s.step(o); s.update()"
     loss = "s.scale(m(x).sum()).backward()" if "scaler" in name else "m(x).sum().backward()"
     return f"""
-def {name}():
+def c_{name}():
     m = _model()
     x = R(16, 32)
     {body}
@@ -86,10 +87,10 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if not code:
             parts.append(special(name))
         elif code.startswith("@case"):
-            parts.append(code)
+            parts.append(code.replace(f"def {name}(", f"def c_{name}("))
         else:
             parts.append(
-                f"def {name}():\n    x = R(8, 8)\n    def f():\n        return {code}\n    return f, None, None\n"
+                f"def c_{name}():\n    x = R(8, 8)\n    def f():\n        return {code}\n    return f, None, None\n"
             )
     path = tmp_path_factory.mktemp("constructs") / "capture_constructs.py"
     path.write_text("\n".join(parts), encoding="utf-8")
@@ -140,11 +141,12 @@ def healthy(older: Any) -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
 def test_the_fault_is_named_and_nothing_is_damaged(row: Any, programs: Any, older: Any) -> None:
     name = row["name"]
-    made = getattr(programs, name)()
+    made = getattr(programs, f"c_{name}")()
     fn = made[0]
     before = torch.cuda.memory_allocated()
     seen: dict[str, Any] = {"name": name, "outcome": "captured", "rule": "", "line": "", "stage": "", "reason": ""}
-    with warnings.catch_warnings():
+    grad = torch.no_grad() if name.startswith("no_warmup_co") else contextlib.nullcontext()
+    with warnings.catch_warnings(), grad:
         warnings.simplefilter("ignore")
         guard = capture_safe(fn, capture_error_mode="thread_local")
         try:

@@ -88,7 +88,7 @@ def train(
         losses.append(run(randn(8, 16, seed=i), randn(8, 4, seed=500 + i)).item())
         if scheduler is not None:
             scheduler.step()
-    return losses, [p.detach().clone() for p in m.parameters()], torch.cuda.get_rng_state(), run
+    return losses, [p.detach().clone() for p in m.parameters()], torch.cuda.get_rng_state(), run, o
 
 
 def same(a: Any, b: Any) -> None:
@@ -223,7 +223,8 @@ def test_work_on_a_stream_that_was_not_forked_is_missed_and_found() -> None:
 
     with pytest.raises(CaptureError) as caught:
         capture_safe(fn)(randn(3))
-    assert caught.value.rule in ("missing-work", "unforked-stream", "outside-event", "unjoined-stream")
+    assert caught.value.rule == "unforked-stream"
+    assert caught.value.source_line == "total.add_(1)"
     torch.cuda.synchronize()
 
 
@@ -308,6 +309,23 @@ def test_gradients_over_micro_batches_where_torchs_own_wrapper_fails() -> None:
     assert all(torch.equal(a, b) for a, b in zip(eager, guard, strict=True))
     if torch.__version__.startswith("2.11"):
         assert not all(torch.equal(a, b) for a, b in zip(eager, theirs, strict=True))
+
+
+def test_workspaces_outlive_a_clearing() -> None:
+    """torch.compile's CUDA graphs free every cuBLAS workspace when they record; a graph of ours must not lose its own."""
+    eager, mine = train(False, "adamw", 30, cast=True), train(True, "adamw", 6, cast=True)
+    step = mine[3]
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    sizes = (1 << 20, 4 << 20, 8 << 20, 32 << 20)
+    junk = [torch.full((n,), 7, dtype=torch.uint8, device="cuda") for n in sizes for _ in range(4)]
+    for i in range(6, 30):
+        loss = step(randn(8, 16, seed=i), randn(8, 4, seed=500 + i))
+        for group in mine[4].param_groups:
+            group["lr"].mul_(0.95)
+        assert abs(loss.item() - eager[0][i]) < 1e-2
+    torch.cuda.synchronize()
+    assert all(bool((t == 7).all()) for t in junk)
 
 
 def test_bucket_graphs_share_one_pool() -> None:
