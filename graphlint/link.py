@@ -36,6 +36,7 @@ class Module:
         self.binding: set[str] = set()
         self._index: dict[str, list[ir.Stmt]] | None = None
         self.stars: list[ir.Import] = []
+        self._rebound: frozenset[str] | None = None
 
     @property
     def index(self) -> dict[str, list[ir.Stmt]]:
@@ -47,6 +48,13 @@ class Module:
                 else:
                     self._index.setdefault(name, []).append(stmt)
         return self._index
+
+    @property
+    def rebound(self) -> frozenset[str]:
+        """The names at its top level that functions of the file bind anew (`global NAME`)."""
+        if self._rebound is None:
+            self._rebound = frozenset(_global_names(self.summary.body))
+        return self._rebound
 
     @property
     def package(self) -> str:
@@ -73,6 +81,18 @@ def _bindings(body: Iterable[ir.Stmt]) -> Iterator[tuple[str, ir.Stmt]]:
             yield stmt.cls.name, stmt
         else:
             yield from _bindings(inner(stmt))
+
+
+def _global_names(body: Iterable[ir.Stmt]) -> Iterator[str]:
+    for stmt in body:
+        if isinstance(stmt, ir.Scope) and stmt.kind == "global":
+            yield from stmt.names
+        elif isinstance(stmt, ir.Define):
+            yield from _global_names(stmt.func.body)
+        elif isinstance(stmt, ir.DefineClass):
+            yield from _global_names(stmt.cls.body)
+        else:
+            yield from _global_names(inner(stmt))
 
 
 def inner(stmt: ir.Stmt) -> Iterator[ir.Stmt]:

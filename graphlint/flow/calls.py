@@ -456,7 +456,10 @@ class Calls(Expressions):
         else:
             value = Unknown(param.name)
         if isinstance(value, Unknown):
+            some = value.some
             value = self.of_annotation(param.annotation, func.module, at, param.name)
+            if some and isinstance(value, Choice):
+                value = join(*[one for one in value.values if not (isinstance(one, Host) and one.kind == "none")])
             if isinstance(value, Unknown) and param.name in self._tensor_parameters(func):
                 value = self.tensor(at)
         return value

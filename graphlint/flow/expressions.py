@@ -15,6 +15,7 @@ from graphlint.flow.values import (
     NO,
     NONE,
     REST,
+    SOMETHING,
     TRUE,
     UNKNOWN,
     Bound,
@@ -296,7 +297,7 @@ class Expressions(State):
                 return self.call(self.attribute(left, method, at), [right], {}, at)
         if op in ("==", "!=", "<", "<=", ">", ">=") and not isinstance(left, Unknown) and not isinstance(right, Unknown):
             return Host("bool")
-        return UNKNOWN
+        return SOMETHING
 
     def elementwise(self, operands: tuple[Value, ...], at: ir.Span, dtype: str = "", op: str = "") -> Tensor:
         """The tensor that an element-by-element operator makes of its operands."""
@@ -464,6 +465,8 @@ class Expressions(State):
             if isinstance(other, Host) and other.kind == "none":
                 if isinstance(one, Host):
                     return one.kind == "none" if one.kind != "any" or one.known else None
+                if isinstance(one, Unknown) and one.some:
+                    return False
                 if isinstance(one, (Unknown, Bound)) and not (isinstance(one, Bound) and isinstance(one.func, Closure)):
                     return None
                 if isinstance(one, Symbol):

@@ -411,6 +411,8 @@ class Machine(Calls):
         chosen = join(*useful) if useful else values[-1]
         if len(values) > 1 and isinstance(stmts[0], ir.Import) and useful:
             chosen = useful[0]
+        if not self.whole and name in module.rebound and isinstance(chosen, Host):
+            chosen = join(chosen, UNKNOWN)  # a function of the file sets it, in a part of the program that is not walked
         scope.slots[name] = chosen
         return chosen
 

@@ -44,18 +44,20 @@ class Value:
 
 
 class Unknown(Value):
-    """Nothing is known. `text` may say what it was in the source, for messages."""
+    """Nothing is known. `text` may say what it was in the source, for messages; `some`: it is not None (a result of arithmetic)."""
 
-    __slots__ = ("text",)
+    __slots__ = ("some", "text")
 
-    def __init__(self, text: str = "") -> None:
+    def __init__(self, text: str = "", some: bool = False) -> None:
         self.text = text
+        self.some = some
 
     def __repr__(self) -> str:
         return f"Unknown({self.text})"
 
 
 UNKNOWN: Final = Unknown()
+SOMETHING: Final = Unknown(some=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -302,6 +304,8 @@ def join(*values: Value) -> Value:
         for one in alternatives(value):
             if not any(one is other or _same(one, other) for other in flat):
                 flat.append(one)
+            elif isinstance(one, Unknown) and not one.some and SOMETHING in flat:
+                flat[flat.index(SOMETHING)] = one
     if len(flat) == 1:
         return flat[0]
     if flat and all(isinstance(one, Tensor) for one in flat):
