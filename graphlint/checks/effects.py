@@ -10,6 +10,10 @@ from graphlint.flow import events as ev
 from graphlint.flow.values import Cell, External, Holder, Host, Mapping, Scope, Tensor, Value, alternatives
 
 
+_GROWING = frozenset({"append", "add", "extend", "appendleft"})
+_SHRINKING = frozenset({"pop", "popleft", "clear"})
+
+
 def unrepeated_effect(walk: Walk) -> Iterator[Report]:
     """A region changes Python state that code outside relies on after replays."""
     for capture in captured(walk):
@@ -26,7 +30,7 @@ def unrepeated_effect(walk: Walk) -> Iterator[Report]:
                     report = at(event, "unrepeated-effect", value=cell_name(event.cell).lstrip("."), where=place(why.frame, why.at))
                     report.related.append((why.frame, why.at, "code outside the graph relies on it here"))
                     yield report
-            elif isinstance(event, ev.MutateEvent) and event.name in ("append", "add", "extend", "appendleft", "pop", "popleft", "clear") and _old(event.holder, capture):
+            elif isinstance(event, ev.MutateEvent) and event.name in (_GROWING | _SHRINKING if walk.whole else _GROWING) and _old(event.holder, capture):
                 use = _container_used(event, replays, walk)
                 if use is not None:
                     report = at(event, "unrepeated-effect", where=place(use.frame, use.at))

@@ -77,6 +77,21 @@ def _key_expression(function: ir.Function, kept: ir.Span) -> tuple[ir.Span, ir.E
     return kept, index
 
 
+def asks_for_key(node: object, name: str) -> bool:
+    """Whether the code asks if a key is in the dict `name`: `key in self.name`, `name.get(key)`."""
+    if isinstance(node, ir.Compare) and any(op in ("in", "not in") for op in node.ops) and any(_called(right) == name for right in node.rights):
+        return True
+    if isinstance(node, ir.Call) and isinstance(node.func, ir.Attr) and node.func.name == "get" and _called(node.func.obj) == name:
+        return True
+    if isinstance(node, (tuple, list)):
+        return any(asks_for_key(one, name) for one in node)
+    return isinstance(node, msgspec.Struct) and any(asks_for_key(getattr(node, field), name) for field in node.__struct_fields__ if field != "at")
+
+
+def _called(node: ir.Expr) -> str:
+    return node.id if isinstance(node, ir.Name) else (node.name if isinstance(node, ir.Attr) else "")
+
+
 def _mentioned(expression: ir.Expr, function: ir.Function | None) -> set[str]:
     """The names in an expression, and those that they are assigned from."""
     found = set(names_in(expression))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphlint.checks.base import Report, Walk, where
-from graphlint.checks.keys import _holds
+from graphlint.checks.keys import _holds, asks_for_key
 from graphlint.checks.memory import memory_read
 from graphlint.flow import events as ev
 from graphlint.flow import modules
 from graphlint.flow.values import (
+    Holder,
     Host,
     Items,
     Mapping,
@@ -86,9 +87,16 @@ def unbounded_graphs(walk: Walk) -> Iterator[Report]:
         if not _varying_size([key for _, _, key in kept]) or (walk.whole and len(kept) < 2):
             continue
         capture, event, _ = kept[0]
+        if not walk.whole and not any(frame.func is not None and asks_for_key(frame.func, _name_of(event.cell.holder, walk)) for frame, _, _ in capture.stack):
+            continue  # who calls it decides which sizes come; it may well round them
         report = Report("unbounded-graphs", capture.frame, capture.at, capture, {"value": "size"})
         report.related.append((event.frame, event.at, "the graph is kept here, one for each size"))
         yield report
+
+
+def _name_of(holder: Holder, walk: Walk) -> str:
+    """The attribute or name that the dict lies under."""
+    return next((str(event.cell.key) for event in walk.of(ev.WriteEvent) if event.new is holder), "")
 
 
 def _key_value(event: ev.WriteEvent, walk: Walk) -> Value | None:
