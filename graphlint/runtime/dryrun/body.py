@@ -134,13 +134,14 @@ def _between(frame: FrameType) -> tuple[list[ast.stmt], int, int] | None:
     row = frame.f_lineno
     tree = sites.parsed(frame.f_code.co_filename)
     for node in ast.walk(tree) if tree else ():
-        for block in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
-            for index, statement in enumerate(block if isinstance(block, list) else ()):
+        for block in (getattr(node, part, None) for part in ("body", "orelse", "finalbody")):
+            statements: list[Any] = block if isinstance(block, list) else []
+            for index, statement in enumerate(statements):
                 if not isinstance(statement, ast.Expr) or not statement.lineno <= row <= (statement.end_lineno or row):
                     continue
                 text = ast.unparse(statement)
                 if "capture_begin" in text or "enter_context" in text:
-                    return _until_end(block[index + 1 :])
+                    return _until_end(statements[index + 1 :])
     return None
 
 

@@ -56,7 +56,7 @@ def _backward_seen(session: Session) -> Iterator[None]:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with CallMode(session):
-            return original(*args, **kwargs)
+            return original(*args, **kwargs) if original is not None else None
 
     for owner in owners:
         owner._engine_run_backward = run

@@ -86,42 +86,17 @@ EVENTS: dict[str, EventFact] = {
     "cpu-collective": EventFact("cpu-collective", "runs over a backend that works on the host"),
 }
 
-#: operators of the field's common violations, for rules whose page lists none of them
-COMMON_OPS: dict[str, tuple[str, str]] = {
-    "aten::_local_scalar_dense": ("host-sync", "waits for the GPU and brings one value to the host"),
-    "aten::equal": ("host-sync", "compares on the device and brings the answer to the host"),
-    "aten::allclose": ("host-sync", "compares on the device and brings the answer to the host"),
-    "aten::nonzero": ("dynamic-shape", "sizes its result from data, which the host must read first"),
+#: operators that are harmful in one form alone, which a page can't say: the conditions below tell the form
+FORMS: dict[str, tuple[str, str]] = {
     "aten::index": ("dynamic-shape", "selects by a mask, so the host must read how many elements are true"),
     "aten::index_put_": ("dynamic-shape", "writes through a mask, so the host must read how many elements are true"),
     "aten::_index_put_impl_": (
         "dynamic-shape",
         "writes through a mask, so the host must read how many elements are true",
     ),
-    "aten::masked_select": ("dynamic-shape", "sizes its result from data, which the host must read first"),
-    "aten::_unique2": ("dynamic-shape", "sizes its result from data, which the host must read first"),
-    "aten::_unique": ("dynamic-shape", "sizes its result from data, which the host must read first"),
-    "aten::unique_dim": ("dynamic-shape", "sizes its result from data, which the host must read first"),
-    "aten::unique_consecutive": ("dynamic-shape", "sizes its result from data, which the host must read first"),
-    "aten::unique_dim_consecutive": ("dynamic-shape", "sizes its result from data, which the host must read first"),
-    "aten::bincount": ("dynamic-shape", "reads the largest value on the host to size its result"),
     "aten::histc": ("dynamic-shape", "reads the smallest and the largest value on the host"),
     "aten::repeat_interleave": ("dynamic-shape", "reads the sum of the repeats on the host to size its result"),
     "aten::segment_reduce": ("hidden-check", "checks the lengths on the host"),
-    "aten::normal": ("hidden-check", "checks on the host that no standard deviation is negative"),
-    "aten::_linalg_check_errors": ("checked-linalg", "checks the status of the factorisation on the host"),
-    "aten::_linalg_eigh": ("checked-linalg", "synchronises inside"),
-    "aten::linalg_eig": ("checked-linalg", "synchronises inside"),
-    "aten::_linalg_eigvals": ("checked-linalg", "synchronises inside"),
-    "aten::linalg_eigvals": ("checked-linalg", "synchronises inside"),
-    "aten::_linalg_svd": ("checked-linalg", "synchronises inside"),
-    "aten::linalg_lstsq": ("checked-linalg", "synchronises inside"),
-    "aten::linalg_matrix_exp": ("checked-linalg", "synchronises inside"),
-    "aten::linalg_pinv": ("checked-linalg", "synchronises inside"),
-    "aten::_ctc_loss": ("hidden-check", "reads the lengths on the host"),
-    "aten::_to_sparse": ("dynamic-shape", "counts the elements that are not zero on the host"),
-    "aten::_to_sparse_csr": ("dynamic-shape", "counts the elements that are not zero on the host"),
-    "aten::to_sparse": ("dynamic-shape", "counts the elements that are not zero on the host"),
 }
 
 #: calls inside which a CPU reads values that a device does not
@@ -229,8 +204,8 @@ class Judge:
         fact = self._book.ops.get(f"{op.name}.{op.overload}") or self._book.ops.get(op.name)
         if fact is not None:
             return fact.rule, fact.why
-        if op.name in COMMON_OPS:
-            return COMMON_OPS[op.name]
+        if op.name in FORMS:
+            return FORMS[op.name]
         if "cudagraph_unsafe" in op.tags:
             return "host-sync", "is marked `cudagraph_unsafe` by whoever registered it"
         if "dynamic_output_shape" in op.tags and op.name not in ("aten::index", "aten::repeat_interleave"):

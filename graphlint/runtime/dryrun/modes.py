@@ -40,7 +40,11 @@ class CallMode(TorchFunctionMode):
             return moves.get(session, name, func, args)
         session.calls.append(Call(name, moves.factory_role(session, name, args, kwargs)))
         try:
-            return moves.run(session, name, func, args, kwargs)
+            result = moves.run(session, name, func, args, kwargs)
+            if session.emulated and isinstance(result, torch.Tensor) and session.roles.of(result) == "unknown":
+                if not any(True for _ in tensors((args, kwargs))):
+                    session.roles.mark(result, session.calls[-1].role)  # made without an operator: `from_numpy`
+            return result
         finally:
             session.calls.pop()
 
@@ -65,6 +69,8 @@ class OpMode(TorchDispatchMode):
         family = _FAMILIES.get(func._schema.name) if session.observer is not None else None
         if family is not None and family not in session.warm:
             _warm(session, family, func)
+        if session.emulated and func._schema.name == "aten::lift_fresh" and session.roles.of(args[0]) == "unknown":
+            session.roles.mark(args[0], "host")  # fresh from Python: a number, a list, an array
         before = _operands(session, args, kwargs) if session.recording else ()
         site = session.site() if session.recording else None
         region = session.region
@@ -119,9 +125,10 @@ class OpMode(TorchDispatchMode):
         if session.observer is not None:
             session.observer.made(region, result)
         generator = kwargs.get("generator")
-        if generator is not None and op.on_device and id(generator) not in region.generators:
+        on_device = op.on_device or any(session.roles.of(tensor) == "device" for tensor in tensors(result))
+        if generator is not None and on_device and id(generator) not in region.generators:
             session.event("custom-generator", op.call or op.name, site=op.site)
-        if op.on_device and (func._schema.is_mutable or any(storage not in given for storage in outputs)):
+        if on_device and (func._schema.is_mutable or any(storage not in given for storage in outputs)):
             kind = session.streams.launch()
             if kind:
                 session.event(kind, op.call or op.name, site=op.site)

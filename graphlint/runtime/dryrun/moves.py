@@ -101,10 +101,11 @@ def _plain(session: Session, name: str, func: Any, args: Any, kwargs: Any) -> An
 _FACTORIES = frozenset(
     f"torch.{name}"
     for name in (
-        "empty zeros ones full rand randn randint randperm arange linspace logspace eye tril_indices triu_indices "
-        "empty_strided scalar_tensor hann_window hamming_window bartlett_window blackman_window kaiser_window range "
-        "normal fft.fftfreq fft.rfftfreq"
-    ).split()  # noqa: SIM905
+        *("empty", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "arange", "linspace", "logspace"),
+        *("eye", "tril_indices", "triu_indices", "empty_strided", "scalar_tensor", "range", "normal"),
+        *("hann_window", "hamming_window", "bartlett_window", "blackman_window", "kaiser_window"),
+        *("fft.fftfreq", "fft.rfftfreq"),
+    )
 )
 
 

@@ -169,7 +169,7 @@ def _holds(part: ast.expr, row: int, end_row: int, column: int, end_column: int)
 
 def _is_span(node: ast.AST, row: int, end_row: int, column: int, end_column: int) -> bool:
     """Whether the span is that of the whole statement: CPython gives the jump of a test that span."""
-    if not isinstance(node, (ast.If, ast.While, ast.Assert, ast.IfExp)):
+    if not isinstance(node, (ast.If, ast.While, ast.Assert, ast.IfExp, ast.BoolOp)):
         return False
     return (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset) == (
         row,
