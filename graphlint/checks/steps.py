@@ -92,8 +92,8 @@ def generators(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
     """A draw from a generator of one's own, which the graph must know of before torch 2.14."""
     given = event.keywords.get("generator")
     generator = of_class(given, "torch.Generator")
-    if generator is None or walk.target >= (2, 14) or event.capture is None:
-        return
+    if generator is None or walk.target >= (2, 14) or event.capture is None or generator.born > event.capture.begin:
+        return  # one that is made in the region is a fault of its own
     device = getattr(generator, "keywords", {}).get("device") or (generator.args[0] if isinstance(generator, External) and generator.args else None)
     if constant(device) in (None, "cpu") and not (device is not None and constant(device) is None):
         return
@@ -106,6 +106,8 @@ def seeded(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
     """A seed inside a capture."""
     for fact in rulebook.load().calls.get(event.name, ()):
         if fact.rule == "seed-in-region" and fact.holds_for(walk.target) and matches(fact, event.args, event.keywords):
+            if isinstance(event.receiver, External) and event.capture is not None and event.receiver.born > event.capture.begin:
+                continue  # made in the region, which is a fault of its own
             if isinstance(event.receiver, External) and event.receiver.name == "torch.Generator" and constant(event.receiver.keywords.get("device")) in (None, "cpu"):
                 continue
             yield at(event, "seed-in-region", why=fact.why)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphlint.checks.base import Report, Walk, at, place, where
+from graphlint.checks.calls import fact_of
 from graphlint.flow import events as ev
 from graphlint.flow.values import External, Host, Tensor, Value, alternatives, tensors_in
 
@@ -21,11 +22,14 @@ def side_streams(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
     known = {id(one) for one in current}
     entered: list[ev.StreamEvent] = []
     for event in walk.inside(capture):
-        if isinstance(event, ev.StreamEvent):
+        if isinstance(event, ev.CallEvent) and event.name == "torch.cuda.set_stream" and event.args:
+            if _is_default(event.args[0]) and capture.stream is not event.args[0]:
+                yield at(event, "default-stream", why="puts what follows on the default stream")
+            entered[-1:] = [ev.StreamEvent(event.clock, event.at, event.frame, event.capture, event.sure, event.args[0], "enter")]
+        elif isinstance(event, ev.StreamEvent):
             if event.how == "enter":
                 entered.append(event)
-                stream = event.stream
-                if isinstance(stream, External) and stream.facts.get("default") and capture.stream is not stream:
+                if _is_default(event.stream) and capture.stream is not event.stream:
                     yield at(event, "default-stream", why="puts work on the default stream")
             elif entered:
                 entered.pop()
@@ -34,13 +38,10 @@ def side_streams(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
         elif entered and isinstance(event, (ev.CallEvent, ev.OpEvent)) and _is_work(event):
             opened = entered[-1]
             stream = opened.stream
-            if isinstance(stream, External) and id(stream) not in known and not stream.facts.get("default"):
-                if id(stream) not in forked:
-                    if id(stream) not in used:
-                        yield at(opened, "unforked-stream", value="")
-                    used[id(stream)] = opened
-                else:
-                    used[id(stream)] = opened
+            if isinstance(stream, External) and stream.name.startswith("torch.") and id(stream) not in known and not _is_default(stream):
+                if id(stream) not in forked and id(stream) not in used:
+                    yield at(opened, "unforked-stream", value="")
+                used[id(stream)] = opened
     for ident, opened in used.items():
         if ident in forked and ident not in known:
             yield at(opened, "unjoined-stream", value="")
@@ -78,6 +79,33 @@ def _waited(event: ev.CallEvent, capture: ev.Capture, forked: dict[int, ev.Strea
             known.discard(id(stream))
         elif waiter_in and not source_in and isinstance(stream, External) and not stream.facts.get("capture"):
             yield at(event, "outside-event")
+
+
+def _is_default(stream: Value) -> bool:
+    return isinstance(stream, External) and bool(stream.facts.get("default"))
+
+
+def begun_on_default(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
+    """`capture_begin()` while the default stream is current."""
+    if capture.kind == "manual" and capture.sure and walk.whole and "veiled" not in capture.tags:
+        if capture.stream is None or _is_default(capture.stream):
+            yield Report("default-stream", capture.frame, capture.at, capture, {"why": "begins a capture while the default stream is current"})
+
+
+def foreign_stream(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
+    """A library is handed a tensor and works on a stream of its own, unless it was given PyTorch's."""
+    inside = 0
+    for event in walk.events:
+        if capture.end and event.clock > capture.end:
+            return
+        if isinstance(event, ev.StreamEvent) and isinstance(event.stream, External) and not event.stream.name.startswith("torch."):
+            inside += 1 if event.how == "enter" else -1
+        elif isinstance(event, ev.CallEvent):
+            if event.name.startswith("cupy.") and event.name.endswith(".use"):
+                return  # that stream is current from here on
+            fact = fact_of(event, walk, "default-stream") if event.capture is capture and not inside else None
+            if fact is not None:
+                yield at(event, "default-stream", why=fact.why)
 
 
 def _is_work(event: ev.CallEvent | ev.OpEvent) -> bool:
@@ -139,40 +167,6 @@ def _unordered(event: ev.Event, values: list[Value], pending: dict[int, tuple[ev
             report.related.append((event.frame, event.at, "the result is read here, without waiting"))
             yield report
             return
-
-
-def thread_in_capture(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
-    """Another thread uses the GPU while a capture in the global mode is open."""
-    if capture.mode != "global" or capture.kind not in ("graph", "manual"):
-        return
-    for owner, started, events in walk.machine.threads:
-        joined = owner.facts.get("joined", 0) if isinstance(owner, External) else _joined(owner, walk)
-        if started < capture.begin and not (joined and joined < capture.begin):
-            for event in events:
-                if isinstance(event, ev.CallEvent) and _touches_gpu(event):
-                    report = Report("thread-in-capture", capture.frame, capture.at, capture, {"value": "a thread started before"})
-                    report.words["value"] = _thread_name(owner)
-                    report.related.append((event.frame, event.at, "the thread uses the GPU here"))
-                    yield report
-                    return
-
-
-def _joined(owner: Value, walk: Walk) -> int:
-    return max((event.clock for event in walk.of(ev.CallEvent) if event.receiver is owner and event.name.endswith(".join")), default=0)
-
-
-def _thread_name(owner: Value) -> str:
-    cls = getattr(owner, "cls", None)
-    return cls.name if cls is not None else "threading.Thread"
-
-
-def _touches_gpu(event: ev.CallEvent) -> bool:
-    if event.name in ("torch.cuda.synchronize", "torch.Tensor.pin_memory", "torch.Tensor.item", "torch.Tensor.cpu"):
-        return True
-    pinned = event.keywords.get("pin_memory")
-    if isinstance(pinned, Host) and pinned.value is True:
-        return True
-    return event.name.startswith("torch.") and any(one.device == "cuda" for one in tensors_in(event.result))
 
 
 def nested_capture(capture: ev.Capture, walk: Walk) -> Iterator[Report]:

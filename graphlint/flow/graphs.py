@@ -70,6 +70,8 @@ def begin(machine: Machine, kind: str, api: str, at: ir.Span, graph: Holder | No
     capture.stack = tuple(stack)
     if not machine.captures:
         machine.budget += MAX_ENTRY_STEPS if machine.whole else MAX_REGION_STEPS
+    if machine.veils:
+        capture.tags.add("veiled")
     if machine.whole and kind in ("graph", "manual", "graphed-callable"):
         capture.alive = liveness.graphs_alive(machine.frame)
     machine.captures.append(capture)

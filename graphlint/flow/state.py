@@ -79,6 +79,7 @@ class State:
         self.functions: list[ClassInfo] = []  # custom autograd functions whose backward has not run yet
         self.threads: list[tuple[Value, int, list[ev.Event]]] = []
         self.default_stream: External | None = None
+        self.veils = 0  # how many context managers are open of which nothing is known: one may change the stream
         self.grad_mode = True  # autograd records
         self.frozen: set[Storage] = set()  # parameters that need no gradient, one by one
 

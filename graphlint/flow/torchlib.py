@@ -382,6 +382,15 @@ def with_external(machine: Machine, manager: Value, body: Body, at: ir.Span, who
             if capture in machine.open:
                 graphs.end(machine, capture, at)
             return
+        if manager.name.startswith("cupy.cuda.") and manager.name.endswith("Stream"):
+            machine.happen(ev.StreamEvent, at, manager, "enter")
+            body(manager)
+            machine.happen(ev.StreamEvent, at, manager, "leave")
+            return
+        if manager.name in EXECUTORS:
+            body(manager)
+            _wait_for_workers(machine, manager)
+            return
         if manager.name.endswith("Pool.use_mem_pool"):
             body(manager)
             return
@@ -390,7 +399,10 @@ def with_external(machine: Machine, manager: Value, body: Body, at: ir.Span, who
         body(manager)
         machine.default_device = outer
         return
+    veil = isinstance(manager, (Unknown, Bound))
+    machine.veils += veil
     body(manager)
+    machine.veils -= veil
 
 
 GRAD_MODES = frozenset({"torch.no_grad", "torch.inference_mode", "torch.enable_grad", "torch.set_grad_enabled"})
@@ -425,6 +437,20 @@ def _on_stream(machine: Machine, manager: External, body: Body, at: ir.Span) -> 
     finally:
         del machine.streams[depth:]
         machine.happen(ev.StreamEvent, at, stream, "leave")
+
+
+def _enter_stream(machine: Machine, event: ev.CallEvent, manager: External) -> Value:
+    """`context.__enter__()` of `torch.cuda.stream(...)`."""
+    stream = manager.args[0] if manager.args else manager.keywords.get("stream", UNKNOWN)
+    machine.happen(ev.StreamEvent, event.at, stream, "enter")
+    machine.streams.append(stream)
+    return manager
+
+
+def _leave_stream(machine: Machine, event: ev.CallEvent, manager: External) -> Value:
+    if machine.streams:
+        machine.happen(ev.StreamEvent, event.at, machine.streams.pop(), "leave")
+    return NONE
 
 
 def _close_stack(machine: Machine, stack: External, at: ir.Span) -> None:
@@ -533,7 +559,7 @@ def _object_method(machine: Machine, event: ev.CallEvent, obj: External | Instan
         return modules.optimizer_method(machine, event, obj, name)
     if modules.is_module(obj):
         return modules.method(machine, event, obj, name)
-    if isinstance(obj, Instance) and name == "start" and obj.cls.is_a("threading.Thread"):
+    if isinstance(obj, Instance) and name == "start" and obj.cls.is_a("threading.Thread", "threading.Timer"):
         return _start_thread(machine, event, obj)
     if isinstance(obj, External):
         return _external_method(machine, event, obj, name)
@@ -565,15 +591,22 @@ def _external_method(machine: Machine, event: ev.CallEvent, obj: External, name:
     if obj.name == "contextlib.ExitStack" and name in ("close", "__exit__"):
         _close_stack(machine, obj, event.at)
         return NONE
-    if obj.name == "threading.Thread" and name == "start":
+    if obj.name in ("threading.Thread", "threading.Timer") and name == "start":
         return _start_thread(machine, event, obj)
-    if obj.name in ("threading.Thread",) and name == "join":
-        obj.facts["joined"] = event.clock
+    if name == "join" and obj.name.startswith("threading.") or name in ("result", "get") and obj.name == "concurrent.futures.Future":
+        obj.facts.setdefault("joined", event.clock)
+        return NONE if name == "join" else UNKNOWN
+    if obj.name in EXECUTORS and name in ("submit", "apply_async", "map"):
+        return _submit(machine, event, obj)
+    if obj.name in EXECUTORS and name in ("shutdown", "close", "join"):
+        _wait_for_workers(machine, obj)
         return NONE
     if obj.name == "torch.autograd.function.FunctionCtx":
         if name == "save_for_backward":
             obj.slots["<saved>"] = machine.items("tuple", list(event.args), event.at)
         return NONE
+    if obj.name == "torch.cuda.stream" and name in ("__enter__", "__exit__"):
+        return _enter_stream(machine, event, obj) if name == "__enter__" else _leave_stream(machine, event, obj)
     if obj.name == "torch.distributed.Work":
         return Host("bool") if name in ("is_completed", "is_success") else NONE
     if obj.name in ("torch.cuda.Stream", "torch.cuda.Event"):
@@ -619,10 +652,11 @@ def _scaler(machine: Machine, event: ev.CallEvent, obj: External, name: str) -> 
     return NONE
 
 
+EXECUTORS = frozenset({"concurrent.futures.ThreadPoolExecutor", "multiprocessing.pool.ThreadPool", "multiprocessing.dummy.Pool"})
+
+
 def _start_thread(machine: Machine, event: ev.CallEvent, obj: External | Instance) -> Value:
     """A thread starts: what it runs is walked apart, so that the checks know what it would do beside a capture."""
-    first = len(machine.events)
-    outer_open, machine.open = machine.open, []
     target: Value = UNKNOWN
     args: list[Value] = []
     if isinstance(obj, Instance):
@@ -630,16 +664,36 @@ def _start_thread(machine: Machine, event: ev.CallEvent, obj: External | Instanc
         if found is not None:
             target = Bound(obj, machine.method_closure(*found))
     else:
-        target = obj.keywords.get("target", obj.args[1] if len(obj.args) > 1 else UNKNOWN)
+        target = obj.keywords.get("function" if obj.name == "threading.Timer" else "target", obj.args[1] if len(obj.args) > 1 else UNKNOWN)
         given = obj.keywords.get("args")
         args = given.values if isinstance(given, Items) and given.exact else []
+    _beside(machine, event, obj, target, args)
+    return NONE
+
+
+def _submit(machine: Machine, event: ev.CallEvent, pool: External) -> Value:
+    """`pool.submit(f, ...)`: runs on a thread of the pool until its result is asked for or the pool is closed."""
+    future = External("concurrent.futures.Future", machine.site(event.at), machine.tick())
+    pool.facts.setdefault("futures", []).append(future)
+    _beside(machine, event, future, event.args[0] if event.args else UNKNOWN, list(event.args[1:]))
+    return future
+
+
+def _wait_for_workers(machine: Machine, pool: External) -> None:
+    for future in pool.facts.get("futures", []):
+        future.facts.setdefault("joined", machine.clock)
+
+
+def _beside(machine: Machine, event: ev.CallEvent, owner: Value, target: Value, args: list[Value]) -> None:
+    """Walks what another thread runs: outside all captures, on its own default stream."""
+    first = len(machine.events)
+    outside, machine.open, machine.streams = (machine.open, machine.streams), [], []
     if not isinstance(target, Unknown):
         machine.doubt += 1
         machine.call(target, args, {}, event.at)
         machine.doubt -= 1
-    machine.open = outer_open
-    machine.threads.append((obj, event.clock, machine.events[first:]))
-    return NONE
+    machine.open, machine.streams = outside
+    machine.threads.append((owner, event.clock, machine.events[first:]))
 
 
 def _unknown_method(machine: Machine, event: ev.CallEvent, name: str) -> Value:

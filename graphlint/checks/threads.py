@@ -1,0 +1,56 @@
+"""Other threads: a capture in the global mode forbids what they do with the GPU as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from graphlint.checks.base import Report, Walk, given_true
+from graphlint.flow import events as ev
+from graphlint.flow.values import External, Instance, Tensor, Value, tensors_in
+
+_READS = frozenset({"torch.Tensor.pin_memory", "torch.Tensor.item", "torch.Tensor.cpu", "torch.Tensor.tolist", "torch.Tensor.numpy"})
+
+
+def thread_in_capture(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
+    """Another thread uses the GPU while a capture is open."""
+    if capture.kind not in ("graph", "manual", "graphed-callable") or capture.mode == "?":
+        return
+    for owner, started, events in walk.machine.threads:
+        inside = capture.begin < started < (capture.end or walk.machine.clock)
+        if not inside and not (started < capture.begin and _alive(owner, capture, walk)):
+            continue
+        touch = next((event for event in events if isinstance(event, ev.CallEvent) and _disturbs(event, capture.mode)), None)
+        if touch is not None:
+            start = next((event for event in walk.of(ev.CallEvent) if event.clock == started), None) if inside else None
+            frame, span = (start.frame, start.at) if start is not None else (capture.frame, capture.at)
+            report = Report("thread-in-capture", frame, span, capture, {"value": _thread_name(owner)})
+            report.related.append((touch.frame, touch.at, "the thread uses the GPU here"))
+            yield report
+            return
+
+
+def _alive(owner: Value, capture: ev.Capture, walk: Walk) -> bool:
+    """Whether the thread may still run when the capture begins."""
+    joined = owner.facts.get("joined", 0) if isinstance(owner, External) else 0
+    if isinstance(owner, Instance):
+        joined = max((event.clock for event in walk.of(ev.CallEvent) if event.receiver is owner and event.name.endswith(".join")), default=0)
+    return not 0 < joined < capture.begin
+
+
+def _thread_name(owner: Value) -> str:
+    if isinstance(owner, Instance):
+        return owner.cls.name
+    return owner.name if isinstance(owner, External) else "threading.Thread"
+
+
+def _disturbs(event: ev.CallEvent, mode: str) -> bool:
+    """Whether the call kills a capture of this mode from another thread."""
+    if event.name == "torch.cuda.synchronize":
+        return True
+    if mode != "global":
+        return False
+    if event.name in _READS:
+        return not isinstance(event.receiver, Tensor) or event.name.endswith("pin_memory") or not event.receiver.on_host
+    if given_true(event.keywords.get("pin_memory")) and event.name.startswith("torch."):
+        return "utils.data" not in event.name
+    return event.name.startswith("torch.") and any(one.device == "cuda" for one in tensors_in(event.result))
