@@ -7,7 +7,7 @@ from typing import Any
 
 from graphlint import ir
 from graphlint.flow import events as ev
-from graphlint.flow import evidence, graphs, pylib, torchlib
+from graphlint.flow import evidence, graphs, names, pylib, torchlib
 from graphlint.flow.expressions import Expressions
 from graphlint.flow.state import MAX_DEPTH, MAX_ENTRIES, OutOfBudget
 from graphlint.flow.values import (
@@ -222,6 +222,8 @@ class Calls(Expressions):
         for deco in reversed(list(decorators)):
             if _decorator_name(deco) in ("property", "staticmethod", "classmethod"):
                 continue
+            if names.is_kernel_decorator(_decorator_name(deco)):
+                return Symbol(f"kernel.{value.func.name}" if isinstance(value, Closure) else "kernel")  # its body is no Python of the host
             func = self.eval(deco) if not isinstance(value, Closure) else self._in_scope(value, deco)
             made = torchlib.decorate(self, func, value, deco.at)
             if made is not None:

@@ -51,6 +51,15 @@ DTYPES = {
     "float8_e4m3fn": "float", "float8_e5m2": "float", "complex64": "float", "complex128": "float", "cfloat": "float",
 }  # fmt: skip
 
+_KERNEL_MAKERS = frozenset({"jit", "njit", "kernel", "prim_func"})
+
+
+def is_kernel_decorator(text: str) -> bool:
+    """Whether a decorator, as it is written, compiles the function for the device: `triton.jit`, `cute.kernel`, `wp.kernel`, `numba.njit`."""
+    head, _, last = text.rpartition(".")
+    return bool(head) and not head.startswith("torch") and (last in _KERNEL_MAKERS or text in ("wp.func", "warp.func"))
+
+
 BACKENDS = ("cuda", "npu", "xpu", "musa", "hpu", "mlu", "gcu", "accelerator", "tpu")
 
 
