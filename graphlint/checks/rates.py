@@ -26,7 +26,7 @@ def frozen_lr(walk: Walk) -> Iterator[Report]:
 
 
 def _of_rate(event: ev.CallEvent, optimizer: External, capture: ev.Capture, walk: Walk) -> Iterator[Report]:
-    rate = option(optimizer, "lr")
+    rate = optimizer.keywords.get("lr") or option(optimizer, "lr")
     if rate is not None and any(isinstance(one, Tensor) for one in alternatives(rate)):
         yield from _tensor_rate(event, optimizer, rate, capture, walk)
         return
@@ -97,7 +97,7 @@ def _tensor_rate(event: ev.CallEvent, optimizer: External, rate: Value, capture:
     groups = _groups(optimizer)
     rates = [group.slots.get("lr") for group in groups]
     shared = len(rates) > 1 and sum(isinstance(one, Tensor) and one.storage is tensor.storage for one in rates) > 1
-    spread = change or _filled_apart(tensor.storage, capture, walk)
+    spread = next((one for one in _between(capture, walk) if _several_schedules(_steps_schedule(one, optimizer))), None) or _filled_apart(tensor.storage, capture, walk)
     if shared and spread is not None:
         made = next((one for one in walk.of(ev.CallEvent) if one.result is optimizer), event)
         report = Report("shared-lr-tensor", made.frame, made.at, capture, {"value": "lr", "where": place(spread.frame, spread.at)})
@@ -107,14 +107,23 @@ def _tensor_rate(event: ev.CallEvent, optimizer: External, rate: Value, capture:
     yield from _other_rate(tensor.storage, groups, capture, walk)
 
 
+def _several_schedules(scheduler: External | None) -> bool:
+    """Whether it has a function, or a rate, for each group."""
+    if scheduler is None:
+        return False
+    given = [*scheduler.args[1:2], *[scheduler.keywords[key] for key in ("lr_lambda", "max_lr", "base_lr") if key in scheduler.keywords]]
+    return any(isinstance(one, Items) and (len(one.slots) > 1 or not one.exact) for one in given)
+
+
 def _filled_apart(storage: Storage, capture: ev.Capture, walk: Walk) -> ev.InplaceEvent | None:
-    """One tensor is filled twice at one place, with two values: a loop over groups that means each of them."""
+    """One tensor is filled twice at one place before a replay, with two values: a loop over groups that means each of them."""
     fills = [event for event in walk.of(ev.InplaceEvent) if event.storage is storage and event.capture is None and event.clock > capture.end]
     for first, second in zip(fills, fills[1:], strict=False):
-        if first.at == second.at and first.frame is second.frame and first.source is not second.source:
-            one, other = constant(first.source), constant(second.source)
-            if one is not None and other is not None and one != other:
-                return first
+        if first.at != second.at or first.frame is not second.frame or any(first.clock < replay.clock < second.clock for replay in walk.replays(capture)):
+            continue
+        one, other = constant(first.source), constant(second.source)
+        if first.name == "mul_" or (one is not None and other is not None and one != other):
+            return first
     return None
 
 
