@@ -156,7 +156,7 @@ class Twin(nn.Module):
 def host_rows() -> list[Row]:
     """Host time of a forward at several numbers of inputs and parameters."""
     rows: list[Row] = []
-    for inputs, parameters in ((1, 0), (4, 0), (32, 0), (1, 10), (4, 10), (1, 1000), (4, 1000)):
+    for inputs, parameters in ((1, 0), (4, 0), (32, 0), (1, 10), (1, 1000)):
         torch._dynamo.reset()
         net = Net(parameters).cuda().eval()
         tensors = [torch.randn(8, 32, device="cuda") for _ in range(inputs)]

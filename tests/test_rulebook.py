@@ -182,7 +182,9 @@ def test_a_page_has_programs_that_parse(rule: Rule) -> None:
         ast.parse(text)
     marks = [mark for text in programs for mark in re.findall(r"# error(?:: \[(.*?)\])?\s*$", text, re.M)]
     assert all(not name or name in BOOK.by_name for name in marks)
-    assert rule.name == "suppression-without-reason" or "" in marks or rule.name in marks, "no line shows the fault"
+    seen_in_source = not rule.code.startswith("CG7")  # the guard alone sees those, at run time
+    if rule.name != "suppression-without-reason" and seen_in_source:
+        assert "" in marks or rule.name in marks, "no line shows the fault"
 
 
 def test_both_names_of_a_rule_find_it() -> None:

@@ -89,9 +89,9 @@ class CudaBackend:
         A graph knows its workspace by address. Others may free it at any time (torch.compile's own CUDA graphs do
         when they record); from this pool it is then given to nobody, and the graph can go on using it.
         """
-        pool = torch.cuda.MemPool()
         index = stream.device.index or 0
         with self.on_stream(stream), torch.inference_mode(False), torch.enable_grad():
+            pool = torch.cuda.MemPool()
             torch._C._cuda_beginAllocateToPool(index, pool.id)
             try:
                 for dtype in (torch.float32, torch.bfloat16):
