@@ -64,6 +64,7 @@ class Walk:
         self.captures = machine.captures
         self.whole = machine.whole
         self.target = machine.target
+        self.lengths: frozenset[int] | None = None  # reads that end as attention lengths, once asked for
         self._by_type: dict[type[ev.Event], list[ev.Event]] = {}
         self._inside: dict[int, list[ev.Event]] = {}
         self._replays: dict[int, list[ev.ReplayEvent]] = {}

@@ -9,7 +9,7 @@ from graphlint import rulebook
 from graphlint.checks.base import Report, Walk, at, constant, on_device
 from graphlint.flow import events as ev
 from graphlint.flow import modules
-from graphlint.flow.values import Bound, External, Host, Instance, Tensor, Value, alternatives, tensors_in
+from graphlint.flow.values import READ, UNKNOWN, Bound, External, Host, Instance, Tensor, Value, alternatives, tensors_in
 from graphlint.rulebook import ANY, REST, TENSOR, CallFact
 
 # rules whose lines name the call, and whose judgement needs more than the name
@@ -23,7 +23,38 @@ def listed_call(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
     found = fact_for(event, walk, rulebook.load())
     if found is None or found.rule in JUDGED:
         return
+    if found.rule == "host-sync" and event.clock in _lengths(walk):
+        yield at(event, "varlen-host-length", why="reads on the host the length that an attention over packed sequences is launched with")
+        return
     yield at(event, found.rule, why=found.why)
+
+
+def _lengths(walk: Walk) -> frozenset[int]:
+    """The clocks of the reads whose number ends as the length of an attention over packed sequences."""
+    if walk.lengths is None:
+        walk.lengths = frozenset(clock for event in walk.direct(ev.CallEvent) for clock in _reads_in(event, walk))
+    return walk.lengths
+
+
+def _reads_in(event: ev.CallEvent, walk: Walk) -> set[int]:
+    """The reads behind those arguments that the table of `varlen-host-length` wants no tensor for."""
+    found: set[int] = set()
+    reads = {id(one): clock for one in (*event.args, *event.keywords.values()) if (clock := _read_by(one)) is not None}
+    for value in reads:
+        args = [Tensor("cuda") if id(one) == value else (one if id(one) not in reads else UNKNOWN) for one in event.args]
+        words = {key: Tensor("cuda") if id(one) == value else (one if id(one) not in reads else UNKNOWN) for key, one in event.keywords.items()}
+        table = _table("varlen-host-length")
+        if any(matches(fact, args, words) for name in _names(event) for fact in table.get(name, ())):
+            found.add(reads[value])
+    return found
+
+
+def _read_by(value: Value) -> int | None:
+    """The clock of the call that read this number from a tensor."""
+    for one in alternatives(value):
+        if isinstance(one, Host):
+            return next((int(mark[len(READ) :]) for mark in sorted(one.marks) if mark.startswith(READ)), None)
+    return None
 
 
 def fact_for(event: ev.CallEvent, walk: Walk, book: rulebook.Rulebook) -> CallFact | None:

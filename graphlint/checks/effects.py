@@ -9,7 +9,6 @@ from graphlint.checks.memory import captured
 from graphlint.flow import events as ev
 from graphlint.flow.values import Cell, External, Holder, Host, Mapping, Scope, Tensor, Value, alternatives
 
-
 _GROWING = frozenset({"append", "add", "extend", "appendleft"})
 _SHRINKING = frozenset({"pop", "popleft", "clear"})
 

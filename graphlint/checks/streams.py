@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from graphlint.checks.base import Report, Walk, at, place, where
 from graphlint.checks.calls import fact_of
 from graphlint.flow import events as ev
-from graphlint.flow.values import External, Host, Tensor, Value, alternatives, tensors_in
+from graphlint.flow.values import External, Tensor, Value, alternatives, tensors_in
 
 _WAITS = ("torch.cuda.Stream.wait_stream", "torch.cuda.Stream.wait_event", "torch.cuda.Event.wait")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 from graphlint import ir
@@ -13,6 +14,7 @@ from graphlint.flow.state import MAX_DEPTH, MAX_ENTRIES, OutOfBudget
 from graphlint.flow.values import (
     NO,
     NONE,
+    READ,
     REST,
     UNKNOWN,
     Bound,
@@ -313,6 +315,8 @@ class Calls(Expressions):
         event = self.happen(ev.CallEvent, at, name, receiver, tuple(args), keywords, UNKNOWN)
         event.result = torchlib.call(self, event)
         result: Value = event.result
+        if isinstance(result, Host) and "data" in result.marks and not any(mark.startswith(READ) for mark in result.marks):
+            event.result = result = replace(result, marks=result.marks | {f"{READ}{event.clock}"})
         return result
 
     def call_instance(self, obj: Instance, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:

@@ -79,7 +79,7 @@ class Host(Value):
     """A value that lives on the host.
 
     `kind`: int, float, bool, str, none, device, dtype, size, ndarray, any. `value` is the constant or NO. `origins`: the cells it was read from.
-    `marks`: `shape` (from a tensor's metadata), `data` (read from a tensor's contents), `random`, `clock`, `env`, `counter`.
+    `marks`: `shape` (from a tensor's metadata), `data` (read from a tensor's contents), `read@N` (by the call with clock N), `random`, `clock`, `env`, `counter`.
     """
 
     kind: str = "any"
@@ -236,6 +236,7 @@ class Mapping(Holder):
 
 
 REST: Final = "*"
+READ: Final = "read@"  # begins the mark that says which call read a value from a tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
