@@ -221,7 +221,7 @@ class _Lint:
     # -- reports -> findings
 
     def _keep(self, finding: Finding) -> None:
-        key = (finding.at, finding.code)
+        key = (finding.at, finding.code, finding.region)  # a suppression on one region's way leaves the others; pipeline joins what is left
         known = self.findings.get(key)
         if known is None or len(finding.trace) < len(known.trace):
             self.findings[key] = finding
