@@ -131,6 +131,8 @@ def region_cache(walk: Walk) -> Iterator[Report]:
             empty = (event.old is None and isinstance(event.cell.holder, Mapping)) or (isinstance(event.old, Host) and event.old.kind == "none")
             if not empty or not (event.cell in tested or isinstance(event.cell.holder, Mapping)):
                 continue
+            if isinstance(event.cell.holder, Mapping) and event.frame is capture.frame:
+                continue  # the region's own body leaves its result there
             if event.new.storage.owner == "grad" or _is_output(event.cell, capture, walk):
                 continue
             yield at(event, "region-cache", value=cell_name(event.cell).lstrip("."))
