@@ -157,6 +157,7 @@ class ReplayEvent(Event):
     graph: Holder | None
     stream: Value | None
     names: dict[int, dict[Key, Value]] = field(default_factory=dict)
+    alive: frozenset[Storage] | None = None  # at the first replay outside the function that captured: all memory that something still holds
 
 
 @dataclass(slots=True, eq=False)

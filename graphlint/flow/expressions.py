@@ -634,10 +634,14 @@ class Expressions(State):
         return UNKNOWN
 
 
+def _same_each_time(bound: Value) -> bool:
+    return isinstance(bound, Host) and (bound.known or bound.kind == "none") and not bound.origins and not bound.marks
+
+
 def _takes_all(part: Value, obj: Tensor) -> bool:
-    """Whether an index leaves a dimension as long as it is: `:`, `...`, `None`, `:n` up to the whole length."""
+    """Whether an index takes the same part each time: `:`, `1:`, `...`, `None`, `:n` up to the whole length."""
     if isinstance(part, External) and part.name == "slice":
-        if not part.args:
+        if all(_same_each_time(one) for one in part.args):
             return True
         last, length = part.args[-1], obj.dims[0] if obj.dims else None
         return len(part.args) == 1 and length is not None and isinstance(last, Host) and isinstance(last.value, int) and last.value >= length

@@ -141,7 +141,21 @@ def replay(machine: Machine, graph: Value | None, at: ir.Span) -> None:
         locals_.setdefault(id(frame.func), dict(frame.scope.slots))
         frame = frame.parent
     for one in holders[:3] or [None]:  # type: ignore[list-item]
-        machine.happen(ev.ReplayEvent, at, one, machine.streams[-1] if machine.streams else None, locals_)
+        machine.happen(ev.ReplayEvent, at, one, machine.streams[-1] if machine.streams else None, locals_, _held(machine, one))
+
+
+def _held(machine: Machine, graph: Holder | None) -> frozenset[Storage] | None:
+    """What is alive, looked at once for each capture, when its function has returned."""
+    captures = getattr(graph, "facts", {}).get("captures", ())
+    if not captures or "looked" in captures[-1].tags or machine.open:
+        return None
+    frame: ev.Frame | None = machine.frame
+    while frame is not None:
+        if frame is captures[-1].frame:
+            return None
+        frame = frame.parent
+    captures[-1].tags.add("looked")
+    return liveness.tensors_alive(machine.frame, [one for key, one in machine.memo.items() if key[0] in ("class", "made") and isinstance(one, Holder)])
 
 
 def graph_method(machine: Machine, event: ev.CallEvent, graph: External | Instance, name: str) -> Value:

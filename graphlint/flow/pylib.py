@@ -45,19 +45,24 @@ Words = dict[str, Value]
 # --- iteration -------------------------------------------------------------------------------------------------------
 
 
+def rounds(machine: Machine) -> int:
+    """How often a loop of unknown length is walked: outside captures once more, so that what a later round changes meets the round after."""
+    return 3 if machine.whole and not machine.open else 2
+
+
 def iterated(machine: Machine, value: Value, at: ir.Span) -> list[Value]:
-    """The items a loop over `value` sees: all of a short known sequence, else a first and a later one."""
+    """The items a loop over `value` sees: all of a short known sequence, else a first and later ones."""
     if isinstance(value, Items):
         if value.exact:
             values = value.values
             return [machine.read(value, index, one, at) for index, one in enumerate(values)][:6]
         rest = machine.read(value, REST, join(*value.values), at) if value.slots else UNKNOWN
-        return [rest, rest]
+        return [rest] * rounds(machine)
     if isinstance(value, Mapping):
         return _keys(value)
     if isinstance(value, Tensor):
         row = machine.tensor_element(value, const(0), at)
-        return [row, row]
+        return [row] * rounds(machine)
     if isinstance(value, External) and value.name == "range":
         return _range(value)
     if isinstance(value, External) and "items" in value.facts:
@@ -70,7 +75,7 @@ def iterated(machine: Machine, value: Value, at: ir.Span) -> list[Value]:
         numbered = [one for key, one in value.slots.items() if isinstance(key, int)]
         if numbered:
             return numbered
-    return [UNKNOWN, UNKNOWN]
+    return [UNKNOWN] * rounds(machine)
 
 
 def _keys(value: Mapping) -> list[Value]:
@@ -341,7 +346,7 @@ _PURE: dict[str, Callable[..., Any]] = {"int": int, "float": float, "bool": bool
 def _len(machine: Machine, event: ev.CallEvent) -> Value:
     value = event.args[0] if event.args else UNKNOWN
     if isinstance(value, Items) and value.exact:
-        return const(len(value.slots))
+        return Host("int", len(value.slots), marks=frozenset({"length"}))
     if isinstance(value, Mapping) and REST not in value.slots:
         return const(len(value.slots))
     if isinstance(value, Tensor) and value.dims:
