@@ -140,7 +140,9 @@ def _between(frame: FrameType) -> tuple[list[ast.stmt], int, int] | None:
                 if not isinstance(statement, ast.Expr) or not statement.lineno <= row <= (statement.end_lineno or row):
                     continue
                 text = ast.unparse(statement)
-                if "capture_begin" in text or "enter_context" in text:
+                if "enter_context" in text:
+                    return _until_end(statements[index + 1 :])
+                if "capture_begin" in text and any("capture_end" in ast.unparse(x) for x in statements[index + 1 :]):
                     return _until_end(statements[index + 1 :])
     return None
 

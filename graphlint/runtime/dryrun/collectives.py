@@ -49,6 +49,20 @@ def played(session: Session) -> dict[str, Callable[..., Any]]:
     return values
 
 
+def watch_ddp(session: Session, original: Any) -> Any:
+    """`DistributedDataParallel.forward`: its reducer takes eleven steps to settle."""
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        done = self.__dict__.setdefault("_graphlint_steps", 0)
+        if session.recording and session.region is not None and done < 11:
+            session.event("short-warmup", "the region", str(done), session.region.site)
+        self.__dict__["_graphlint_steps"] = done + 1
+        return original(self, *args, **kwargs)
+
+    return forward
+
+
 def _start(state: dict[str, Any], original: Any, backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
     state["backends"][None] = backend or "nccl"
     if kwargs.pop("device_id", None) is not None:

@@ -55,6 +55,8 @@ def _backward_seen(session: Session) -> Iterator[None]:
     original = getattr(owners[0], "_engine_run_backward") if owners else None  # noqa: B009 (a private name that some releases lack)
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if session.emulated and args:
+            _accumulators(session, args[0])
         with CallMode(session):
             return original(*args, **kwargs) if original is not None else None
 
@@ -65,6 +67,23 @@ def _backward_seen(session: Session) -> Iterator[None]:
     finally:
         for owner in owners:
             owner._engine_run_backward = original
+
+
+def _accumulators(session: Session, outputs: Any) -> None:
+    """The nodes that add up gradients remember the stream of their first backward; a capture can't wait for the default stream's."""
+    queue = [getattr(output, "grad_fn", None) for output in outputs]
+    seen: set[Any] = set()
+    while queue and len(seen) < 50_000:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        queue.extend(parent for parent, _ in node.next_functions)
+        if node.name().endswith("AccumulateGrad"):
+            stream = node.metadata.setdefault("graphlint_stream", session.streams.current)
+            if stream == 0 and session.recording:
+                session.event("default-stream-warmup", "backward")
+                return
 
 
 @contextlib.contextmanager

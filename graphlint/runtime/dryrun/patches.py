@@ -240,6 +240,8 @@ def _play_rest(session: Session, patches: Patches) -> None:
         if hasattr(Optimizer, name):
             patches.put(Optimizer, name, lambda self: None)
     if torch.distributed.is_available():
+        ddp = torch.nn.parallel.DistributedDataParallel
+        patches.put(ddp, "forward", collectives.watch_ddp(session, ddp.forward))
         for name, value in collectives.played(session).items():
             patches.put(torch.distributed, name, value)
 

@@ -293,7 +293,7 @@ class Program:
         ]
         if named:
             differences = [d for d in differences if d.kind not in ("branch", "shape")]
-        effects = [e for e in effects if not (e.after.endswith("entries") and graph.body.appends(e.name))]
+        effects = [e for e in effects if not ("entries" in e.after and graph.body.appends(e.name))]
         for finding in staleness.findings(self._judge, graph.region.trace, differences, effects):
             self._keep(finding, Related(site.filename, site.row, "replayed here"))
 

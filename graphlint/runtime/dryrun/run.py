@@ -146,10 +146,14 @@ class StepRun:
         )
 
     def _warm(self) -> bool:
+        streams = self._session.streams
+        before, streams.current = streams.current, streams.new() if self._session.emulated else streams.current
         try:
             self._call()
         except Exception as error:
             self._error = _told(error)
+        finally:
+            streams.current = before
         return not self._error
 
     def _call(self) -> Any:
