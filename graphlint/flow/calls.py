@@ -60,7 +60,7 @@ class Calls(Expressions):
         if isinstance(obj, Instance):
             return self._instance_attribute(obj, name, at)
         if isinstance(obj, Tensor):
-            return torchlib.tensor_attribute(self, obj, name, at)
+            return torchlib.tensor_attribute(self.machine, obj, name, at)
         if isinstance(obj, Symbol):
             return torchlib.symbol(f"{obj.name}.{name}")
         if isinstance(obj, ModuleValue):
@@ -69,7 +69,7 @@ class Calls(Expressions):
         if isinstance(obj, External):
             if name in obj.slots:
                 return self.read(obj, name, obj.slots[name], at)
-            return torchlib.external_attribute(self, obj, name, at)
+            return torchlib.external_attribute(self.machine, obj, name, at)
         if isinstance(obj, ClassValue):
             return self._class_attribute(obj.cls, name, at)
         if isinstance(obj, (Closure, Wrapped, Partial)):
@@ -88,7 +88,7 @@ class Calls(Expressions):
         if isinstance(obj, Bound) and name in ("__self__", "__func__") and not isinstance(obj.receiver, Unknown):
             return obj.receiver if name == "__self__" else (obj.func if isinstance(obj.func, Closure) else UNKNOWN)
         if isinstance(obj, Unknown) or (isinstance(obj, Bound) and isinstance(obj.receiver, Unknown)):
-            return torchlib.unknown_attribute(self, obj, name, at)
+            return torchlib.unknown_attribute(self.machine, obj, name, at)
         return Bound(obj, name)
 
     def _instance_attribute(self, obj: Instance, name: str, at: ir.Span) -> Value:
@@ -108,7 +108,7 @@ class Calls(Expressions):
                 if value is not None:
                     return self.read(self.class_holder(cls), name, value, at)
         if obj.cls.outside():
-            return torchlib.inherited_attribute(self, obj, name, at)
+            return torchlib.inherited_attribute(self.machine, obj, name, at)
         if obj.cls.find("__getattr__"):
             return Unknown(name)
         return self.missing_attribute(obj, name, at)
@@ -227,7 +227,7 @@ class Calls(Expressions):
             if names.is_kernel_decorator(_decorator_name(deco)):
                 return Symbol(f"kernel.{value.func.name}" if isinstance(value, Closure) else "kernel")  # its body is no Python of the host
             func = self.eval(deco) if not isinstance(value, Closure) else self._in_scope(value, deco)
-            made = torchlib.decorate(self, func, value, deco.at)
+            made = torchlib.decorate(self.machine, func, value, deco.at)
             if made is not None:
                 value = made
         return value
@@ -244,9 +244,9 @@ class Calls(Expressions):
         for expression in region.callables[:2]:
             target = self.eval(expression)
             if isinstance(target, (Closure, Bound, Instance, Partial, External)):
-                capture = graphs.begin(self, region.kind, region.api, at, None, {}, region.backward)
+                capture = graphs.begin(self.machine, region.kind, region.api, at, None, {}, region.backward)
                 capture.mode = "thread_local"
-                graphs.in_capture(self, capture, at, functools.partial(self.call, target, [], {}, at))
+                graphs.in_capture(self.machine, capture, at, functools.partial(self.call, target, [], {}, at))
 
     def call(self, func: Value, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
         if isinstance(func, Closure):
@@ -262,9 +262,9 @@ class Calls(Expressions):
         if isinstance(func, Partial):
             return self.call(func.func, [*func.args, *args], {**func.keywords, **keywords}, at)
         if isinstance(func, Wrapped):
-            return torchlib.call_wrapped(self, func, args, keywords, at)
+            return torchlib.call_wrapped(self.machine, func, args, keywords, at)
         if isinstance(func, External):
-            return torchlib.call_external(self, func, args, keywords, at)
+            return torchlib.call_external(self.machine, func, args, keywords, at)
         if isinstance(func, Choice):
             found: list[Value] = []
             branches = [self._later(found, one, args, keywords, at) for one in func.values]
@@ -291,7 +291,7 @@ class Calls(Expressions):
             return self.enter(func.func, [func.receiver, *args], keywords, at)
         receiver, name = func.receiver, func.func
         if isinstance(receiver, ClassValue) and name == "apply":
-            return torchlib.call_function_class(self, receiver.cls, args, keywords, at)
+            return torchlib.call_function_class(self.machine, receiver.cls, args, keywords, at)
         if isinstance(receiver, Tensor):
             return self.outside(f"torch.Tensor.{name}", receiver, args, keywords, at)
         if isinstance(receiver, External):
@@ -301,9 +301,9 @@ class Calls(Expressions):
             base = next((one for one in bases if torchlib.defines(one, name)), bases[0] if bases else "?")
             return self.outside(f"{base}.{name}", receiver, args, keywords, at)
         if isinstance(receiver, (Items, Mapping, Host)):
-            return pylib.method(self, receiver, name, args, keywords, at)
+            return pylib.method(self.machine, receiver, name, args, keywords, at)
         if isinstance(receiver, (Closure, Wrapped)):
-            return torchlib.call_on_callable(self, receiver, name, args, keywords, at)
+            return torchlib.call_on_callable(self.machine, receiver, name, args, keywords, at)
         self.miss(at, f"`.{name}` of an unknown value could not be resolved")
         return self.outside(f"?.{name}", receiver, args, keywords, at)
 
@@ -313,7 +313,7 @@ class Calls(Expressions):
         if self.budget < 0:
             raise OutOfBudget
         event = self.happen(ev.CallEvent, at, name, receiver, tuple(args), keywords, UNKNOWN)
-        event.result = torchlib.call(self, event)
+        event.result = torchlib.call(self.machine, event)
         result: Value = event.result
         if isinstance(result, Host) and "data" in result.marks and not any(mark.startswith(READ) for mark in result.marks):
             event.result = result = replace(result, marks=result.marks | {f"{READ}{event.clock}"})
@@ -328,10 +328,10 @@ class Calls(Expressions):
             return self.call(replaced, args, keywords, at)
         found = obj.cls.find("forward")
         if found is not None:
-            torchlib.run_hooks(self, obj, "pre", args, at)
+            torchlib.run_hooks(self.machine, obj, "pre", args, at)
             method = self._method(obj, *found, at)
             result = self.call(method, args, keywords, at)
-            torchlib.run_hooks(self, obj, "post", [*args, result], at)
+            torchlib.run_hooks(self.machine, obj, "post", [*args, result], at)
             return result
         if obj.cls.outside():
             return self.outside(f"{obj.cls.outside()[0]}.__call__", obj, args, keywords, at)
@@ -345,14 +345,14 @@ class Calls(Expressions):
 
     def init(self, obj: Instance, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
         cls = obj.cls
-        torchlib.prepare_instance(self, obj, args, keywords, at)
+        torchlib.prepare_instance(self.machine, obj, args, keywords, at)
         found = cls.find("__init__")
         if found is not None:
             self.enter(self.method_closure(*found), [obj, *args], keywords, at)
         elif cls.dataclass or cls.is_a("typing.NamedTuple"):
             self._dataclass(obj, args, keywords, at)
         elif cls.outside():
-            torchlib.init_base(self, obj, args, keywords, at)
+            torchlib.init_base(self.machine, obj, args, keywords, at)
         return obj
 
     def _dataclass(self, obj: Instance, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> None:
@@ -382,7 +382,7 @@ class Calls(Expressions):
     def enter(self, func: Closure, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
         """Walks a function with these arguments. Cut off by depth, by recursion, and after a few like calls in one capture."""
         self.budget -= 2
-        special = torchlib.before_enter(self, func, args, keywords, at)
+        special = torchlib.before_enter(self.machine, func, args, keywords, at)
         if special is not None:
             return special
         if func.func.is_generator and func.wraps != "contextmanager":
@@ -426,7 +426,7 @@ class Calls(Expressions):
     def _bind(self, func: Closure, scope: Scope, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> None:
         spread = bool(args) and isinstance(args[-1], Bound) and args[-1].func == "*"
         positional = list(args[:-1] if spread else args)
-        rest = UNKNOWN
+        rest: Value = UNKNOWN
         if spread:
             source = args[-1].receiver  # type: ignore[attr-defined]
             rest = join(*source.slots.values()) if isinstance(source, Items) and source.slots else UNKNOWN
@@ -495,7 +495,7 @@ class Calls(Expressions):
         """What an annotation promises: a tensor, an object of a project class, a number."""
         if annotation is None:
             return Unknown(name)
-        return torchlib.annotated(self, annotation, module, at, name)
+        return torchlib.annotated(self.machine, annotation, module, at, name)
 
 
 def _decorator_name(deco: ir.Expr) -> str:

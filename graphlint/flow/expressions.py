@@ -545,11 +545,11 @@ class Expressions(State):
         keys: list[Value] = []
         exact = self._rounds(node, 0, values, keys)
         if node.kind == "dict":
-            made = Mapping(self.site(node.at), self.tick())
+            mapping = Mapping(self.site(node.at), self.tick())
             for key, value in zip(keys, values, strict=True):
                 name = self.key(key)
-                made.slots[REST if name is NO or not exact else name] = value
-            return made
+                mapping.slots[REST if name is NO or not exact else name] = value
+            return mapping
         if not values:
             return self.items("list", [], node.at)
         made = self.items("set" if node.kind == "set" else "list", values, node.at, exact)

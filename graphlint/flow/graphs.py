@@ -64,9 +64,8 @@ def begin(machine: Machine, kind: str, api: str, at: ir.Span, graph: Holder | No
     if pool is not None:
         capture.tags.add("pool")
     stack: list[tuple[ev.Frame, ir.Span, int]] = [(machine.frame, at, _sure_loops(machine, machine.frame))]
-    while stack[-1][0].parent is not None and stack[-1][0].call_at is not None:
-        above = stack[-1][0].parent
-        stack.append((above, stack[-1][0].call_at, _sure_loops(machine, above)))  # type: ignore[arg-type]
+    while (above := stack[-1][0].parent) is not None and (span := stack[-1][0].call_at) is not None:
+        stack.append((above, span, _sure_loops(machine, above)))
     capture.stack = tuple(stack)
     if not machine.captures:
         machine.budget += MAX_ENTRY_STEPS if machine.whole else MAX_REGION_STEPS
@@ -315,8 +314,8 @@ def run_backward(machine: Machine, at: ir.Span) -> None:
         machine.enter(machine.method_closure(*found), [context, *gradients], {}, at)
     for name, owner, hook in list(machine.hooks):
         if name in ("tensor", "register_full_backward_hook", "register_backward_hook", "register_post_accumulate_grad_hook"):
-            grad: Value = machine.tensor(at, "cuda", "float")
-            args = [grad] if name in ("tensor", "register_post_accumulate_grad_hook") else [owner, machine.items("tuple", [grad], at), machine.items("tuple", [grad], at)]
+            fresh: Value = machine.tensor(at, "cuda", "float")
+            args = [fresh] if name in ("tensor", "register_post_accumulate_grad_hook") else [owner, machine.items("tuple", [fresh], at), machine.items("tuple", [fresh], at)]
             if isinstance(hook, (Closure, Bound, Partial)):
                 machine.call(hook, args, {}, at)
 

@@ -208,10 +208,10 @@ def method(machine: Machine, event: ev.CallEvent, module: Instance | External, n
     if name in ("parameters", "buffers", "named_parameters", "named_buffers"):
         return _listed(machine, module, name, at)
     if name in ("modules", "children", "named_modules", "named_children"):
-        inner: list[Value] = [part for part in parts(module) if part is not module or name.endswith("modules")]
+        below: list[Value] = [part for part in parts(module) if part is not module or name.endswith("modules")]
         if name.startswith("named"):
-            inner = [machine.items("tuple", [Host("str"), one], at) for one in inner]
-        return machine.items("list", inner, at) if inner else UNKNOWN
+            below = [machine.items("tuple", [Host("str"), one], at) for one in below]
+        return machine.items("list", below, at) if below else UNKNOWN
     if name == "state_dict":
         made = Mapping(machine.site(at), machine.tick())
         made.slots["*"] = join(*parameters(machine, module, at)) if parameters(machine, module, at) else machine.tensor(at)
@@ -236,7 +236,7 @@ def method(machine: Machine, event: ev.CallEvent, module: Instance | External, n
         plain = {key: one for key, one in module.slots.items() if key != "training"}
         if name == "values":
             return machine.items("list", list(plain.values()), at)
-        return machine.items("list", [machine.items("tuple", [const(key), one], at) if name == "items" else const(key) for key, one in plain.items()], at)  # type: ignore[arg-type]
+        return machine.items("list", [machine.items("tuple", [const(key), one], at) if name == "items" else const(key) for key, one in plain.items()], at)
     if name in ("get_parameter", "get_buffer"):
         return machine.tensor(at, module.device, "float")
     return UNKNOWN
@@ -341,15 +341,17 @@ def make_optimizer(machine: Machine, event: ev.CallEvent) -> Value:
     first = event.args[0] if event.args else event.keywords.get("params", UNKNOWN)
     given = [one for one in first.values if isinstance(one, Mapping)] if isinstance(first, Items) else []
     lr = event.keywords.get("lr", event.args[1] if len(event.args) > 1 else Host("float"))
-    for one in given or [None]:
+    named: list[Mapping | None] = [*given] or [None]
+    for one in named:
         group = Mapping(machine.site(event.at), machine.tick())
         group.slots.update({"params": first, "lr": lr, **{key: value for key, value in event.keywords.items() if key not in ("params",)}})
         if one is not None:
             group.slots.update(one.slots)
         groups.append(group)
     made.slots["param_groups"] = machine.items("list", groups, event.at)
-    made.slots["state"] = Mapping(machine.site(event.at), machine.tick())
-    made.slots["state"].slots["*"] = UNKNOWN
+    state = Mapping(machine.site(event.at), machine.tick())
+    state.slots["*"] = UNKNOWN
+    made.slots["state"] = state
     made.facts["steps"] = []
     return made
 

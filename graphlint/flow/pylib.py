@@ -90,7 +90,7 @@ def _range(value: External) -> list[Value]:
     origins = frozenset(cell for one in value.args if isinstance(one, Host) for cell in one.origins)
     if NO not in numbers:
         try:
-            whole = list(range(*numbers))
+            whole = list(range(*[number for number in numbers if isinstance(number, int)]))
         except (TypeError, ValueError):
             return []
         if len(whole) <= 4:

@@ -7,9 +7,9 @@ entered with like arguments, the rounds of a loop (two, or the known length up t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from graphlint import ir
 from graphlint.flow import events as ev
@@ -35,6 +35,9 @@ from graphlint.flow.values import (
 )
 from graphlint.link import ClassInfo, Module, Project
 from graphlint.regions.region import Region
+
+if TYPE_CHECKING:
+    from graphlint.flow.machine import Machine
 
 NORMAL, RETURN, RAISE, BREAK, CONTINUE = range(5)
 
@@ -83,6 +86,11 @@ class State:
         self.grad_mode = True  # autograd records
         self.frozen: set[Storage] = set()  # parameters that need no gradient, one by one
 
+    @property
+    def machine(self) -> Machine:
+        """The whole of which this is a part: only `Machine` is ever made, and the library models take one."""
+        return cast("Machine", self)
+
     # -- time and events
 
     def tick(self) -> int:
@@ -117,7 +125,7 @@ class State:
             more["grad"] = False
         return Tensor(device, dtype, rank, self.storage(at), **more)
 
-    def items(self, kind: str, values: list[Value], at: ir.Span, exact: bool = True) -> Items:
+    def items(self, kind: str, values: Sequence[Value], at: ir.Span, exact: bool = True) -> Items:
         made = Items(kind, values if exact else [], self.site(at), self.tick())
         made.exact = exact
         made.made_in = self.capture

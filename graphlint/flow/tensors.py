@@ -199,7 +199,7 @@ def factory(machine: Machine, event: ev.CallEvent, short: str) -> Value:
     elif short == "eye":
         rank = 2
     else:
-        size = [one for one in args]
+        size: list[Value] = list(args)
         if short in ("full", "randint"):
             size = [one for one in args if isinstance(one, Items)][:1]
         dims, rank = _dims(size)

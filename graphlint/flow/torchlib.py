@@ -11,6 +11,7 @@ from graphlint.flow import events as ev
 from graphlint.flow import graphs, modules, names, pylib, tensors
 from graphlint.flow.names import symbol
 from graphlint.flow.values import (
+    NO,
     NONE,
     REST,
     UNKNOWN,
@@ -276,7 +277,7 @@ def call_wrapped(machine: Machine, func: Wrapped, args: list[Value], keywords: d
 def _cached(machine: Machine, func: Wrapped, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
     key = tuple(machine.key(one) for one in args)
     results = func.facts["results"]
-    usable = all(part is not pylib.NO for part in key) and not keywords
+    usable = all(part is not NO for part in key) and not keywords
     if usable and key in results:
         found: Value = results[key]
         return found
@@ -395,9 +396,9 @@ def with_external(machine: Machine, manager: Value, body: Body, at: ir.Span, who
             body(manager)
             return
     if isinstance(manager, Host) and manager.kind == "device":
-        outer, machine.default_device = machine.default_device, tensors.device_text(machine, manager)
+        before, machine.default_device = machine.default_device, tensors.device_text(machine, manager)
         body(manager)
-        machine.default_device = outer
+        machine.default_device = before
         return
     veil = isinstance(manager, (Unknown, Bound))
     machine.veils += veil
@@ -762,7 +763,7 @@ def _compiling(machine: Machine, event: ev.CallEvent) -> Value:
 def _device_made(machine: Machine, event: ev.CallEvent) -> Value:
     first = event.args[0] if event.args else event.keywords.get("type", UNKNOWN)
     text = tensors.device_text(machine, first)
-    return Host("device", text if text and text != "?" else pylib.NO)
+    return Host("device", text if text and text != "?" else NO)
 
 
 def _current_stream(machine: Machine, event: ev.CallEvent) -> Value:
