@@ -73,6 +73,17 @@ def _can_nest(inner: Value | None) -> bool:
     )
 
 
+def averaged_model(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
+    """`AveragedModel.update_parameters` asks its counter whether this is the first time: on the GPU that waits, on the host it is frozen."""
+    if event.name != "torch.optim.swa_utils.AveragedModel.update_parameters" or not isinstance(event.receiver, External):
+        return
+    place = given(event.receiver, 1, "device")
+    if place is None or is_none(place) or constant(place) == "cpu":
+        yield at(event, "first-step-branch", value="its counter")
+    elif str(constant(place)).startswith("cuda"):
+        yield at(event, "hidden-check", why="tests its counter on the host")
+
+
 def dropout_in_region(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
     """Dropout in training mode: fresh at every replay, its probability and mode are not."""
     head, _, last = event.name.rpartition(".")

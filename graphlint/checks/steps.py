@@ -85,6 +85,16 @@ def state_born_in_region(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
         yield _made_at(at(event, "state-born-in-region", why=kind), optimizer, walk)
 
 
+def scaler_born_in_region(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
+    """The first loss that a scaler scales is the captured one, so its scale is made, and reset, by every replay."""
+    if event.name != "torch.amp.GradScaler.scale" or not walk.whole or event.capture is None:
+        return
+    known = [one for one in walk.of(ev.CallEvent) if one.receiver is event.receiver and one.name.endswith((".scale", ".load_state_dict")) and one.clock < event.capture.begin]
+    first = not any(one.receiver is event.receiver and one.name == event.name and one.clock < event.clock for one in walk.of(ev.CallEvent))
+    if not known and first and constant(getattr(event.receiver, "keywords", {}).get("enabled")) is not False:
+        yield at(event, "state-born-in-region", why="the scale of the scaler")
+
+
 # --- random numbers --------------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphlint.checks.base import Report, Walk, at, place, where
+from graphlint.checks.base import Report, Walk, at, where
 from graphlint.checks.calls import fact_of
 from graphlint.flow import events as ev
 from graphlint.flow.values import External, Tensor, Value, alternatives, tensors_in
@@ -115,58 +115,6 @@ def _is_work(event: ev.CallEvent | ev.OpEvent) -> bool:
     if event.name.startswith(("torch.cuda.Stream", "torch.cuda.Event", "torch.cuda.current", "builtins.", "torch.cuda.stream")):
         return False
     return any(not one.on_host for one in tensors_in(event.result))
-
-
-def unordered_replay(walk: Walk) -> Iterator[Report]:
-    """A result is read on a stream that does not wait for the stream of the replay."""
-    current: list[Value] = []
-    pending: dict[int, tuple[ev.ReplayEvent, External]] = {}
-    for event in walk.events:
-        if isinstance(event, ev.StreamEvent):
-            if event.how == "enter":
-                current.append(event.stream)
-            elif current:
-                current.pop()
-        elif isinstance(event, ev.ReplayEvent):
-            if isinstance(event.stream, External) and not event.stream.facts.get("default") and event.graph is not None:
-                pending[id(event.graph)] = (event, event.stream)
-        elif isinstance(event, ev.CallEvent):
-            _settle(event, pending, current)
-            yield from _unordered(event, [*event.args, *([event.receiver] if event.receiver is not None else []), *event.keywords.values()], pending, current)
-        elif isinstance(event, ev.OpEvent):
-            yield from _unordered(event, list(event.operands), pending, current)
-
-
-def _settle(event: ev.CallEvent, pending: dict[int, tuple[ev.ReplayEvent, External]], current: list[Value]) -> None:
-    name = event.name
-    if name in ("torch.cuda.synchronize", "torch.cuda.Event.synchronize", "torch.accelerator.synchronize"):
-        pending.clear()
-    elif name == "torch.cuda.Stream.synchronize":
-        for key, (_, stream) in list(pending.items()):
-            if stream is event.receiver:
-                del pending[key]
-    elif name in ("torch.cuda.Stream.wait_stream", "torch.cuda.Stream.wait_event", "torch.cuda.Event.wait"):
-        for key, (_, stream) in list(pending.items()):
-            if event.receiver is not stream:
-                del pending[key]
-
-
-def _unordered(event: ev.Event, values: list[Value], pending: dict[int, tuple[ev.ReplayEvent, External]], current: list[Value]) -> Iterator[Report]:
-    if event.capture is not None or not pending:
-        return
-    for value in values:
-        for one in tensors_in(value):
-            pool = one.storage.pool
-            if pool is None or pool.graph is None or id(pool.graph) not in pending:
-                continue
-            replay, stream = pending[id(pool.graph)]
-            if current and current[-1] is stream:
-                continue
-            del pending[id(pool.graph)]
-            report = at(replay, "unordered-replay", pool, why=f"runs on a side stream, and its result is read at {place(event.frame, event.at)} on a stream that does not wait for it")
-            report.related.append((event.frame, event.at, "the result is read here, without waiting"))
-            yield report
-            return
 
 
 def nested_capture(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
