@@ -69,9 +69,12 @@ EVENTS: dict[str, EventFact] = {
     "not-capturable": EventFact("not-capturable", "refuses to step in a capture: its `capturable` is False"),
     "no-warmup": EventFact("no-warmup", "runs for the first time inside the region, so {detail} sets itself up there"),
     "default-stream-warmup": EventFact(
-        "default-stream-warmup", "uses gradient nodes that were made on the default stream during warm-up and are still alive"
+        "default-stream-warmup",
+        "uses gradient nodes that were made on the default stream during warm-up and are still alive",
     ),
-    "short-warmup": EventFact("short-warmup", "captures a DistributedDataParallel step after {detail} warm-up steps; it needs 11"),
+    "short-warmup": EventFact(
+        "short-warmup", "captures a DistributedDataParallel step after {detail} warm-up steps; it needs 11"
+    ),
     "graphed-hooks": EventFact("graphed-hooks", "is given a module with hooks, which it refuses"),
     "closed-over-parameters": EventFact(
         "closed-over-parameters", "is given a function that closes over parameters, whose gradients get lost"
@@ -252,7 +255,9 @@ class Judge:
         name = call.rsplit(".", 1)[-1]
         if name in ("__repr__", "__format__", "__str__") or any("_tensor_str" in frame for frame in inside):
             return "printed-tensor"
-        if name in ("gaussian_nll_loss", "corrcoef", "cov", "isclose", "pack_padded_sequence") or name.endswith("TransformerEncoder"):
+        if name in ("gaussian_nll_loss", "corrcoef", "cov", "isclose", "pack_padded_sequence") or name.endswith(
+            "TransformerEncoder"
+        ):
             return "hidden-check"
         if name == "__getitem__" or name == "__setitem__" or name in ("select", "narrow"):
             return "scalar-index"

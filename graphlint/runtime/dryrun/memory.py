@@ -86,7 +86,7 @@ class Watch:
         for path, (module_ref, before) in self._modes.items():
             module = module_ref()
             now = before if module is None else _mode(module)
-            if now == before:
+            if _same_mode(before, now):
                 self.changes.pop(f"{path} mode", None)
             elif f"{path} mode" not in self.changes:
                 kind = "hook" if now[2] != before[2] else "mode"
@@ -101,9 +101,18 @@ def _modules(roots: dict[str, Any]) -> list[tuple[str, torch.nn.Module]]:
     return [(path, value) for path, value in hoststate.reachable(roots) if isinstance(value, torch.nn.Module)]
 
 
-def _mode(module: torch.nn.Module) -> tuple[bool, tuple[bool, ...], int]:
+_Mode = tuple[bool, dict[int, bool], int]
+
+
+def _same_mode(before: _Mode, now: _Mode) -> bool:
+    """Whether nothing was switched; a parameter that was replaced is another matter."""
+    switched = any(now[1].get(number, wanted) != wanted for number, wanted in before[1].items())
+    return before[0] == now[0] and before[2] == now[2] and not switched
+
+
+def _mode(module: torch.nn.Module) -> _Mode:
     """What the graph has frozen of a module: training, which parameters want gradients, how many hooks there are."""
-    wanted = tuple(p.requires_grad for p in module._parameters.values() if p is not None)
+    wanted = {id(p): p.requires_grad for p in module._parameters.values() if p is not None}
     return (
         module.training,
         wanted,

@@ -30,8 +30,7 @@ from graphlint.runtime.dryrun.tape import Freed
 from graphlint.runtime.dryrun.undo import Undo, gradients, modes_of_now
 
 _COMPARED_REPLAYS = 12
-_MANY_CAPTURES = 4
-_MANY_GRAPHS = 9
+_LATE_CAPTURES = 3
 
 
 class _Graph:
@@ -121,22 +120,18 @@ class Program:
         if owner is None:
             return
         graphs = self._captures.setdefault(region.site.place, [])
-        graphs.append(weakref.ref(owner))
-        alive = [g for ref in graphs if (g := ref()) is not None]
-        if len(alive) >= _MANY_GRAPHS and len({_shape(g.region) for g in alive if g.region}) == len(alive):
-            self._add(
-                "unbounded-graphs",
-                "torch.cuda.graph",
-                f"has captured {len(alive)} graphs that are all alive, one for every shape",
-                region.site,
-            )
-        elif len(graphs) >= _MANY_CAPTURES and len(alive) <= 2:
-            self._add(
-                "capture-in-loop",
-                "torch.cuda.graph",
-                f"captures again and again: {len(graphs)} captures so far, {len(alive)} alive",
-                region.site,
-            )
+        begun = any(graph.replays for graph in self._graphs.values())
+        graphs.append((weakref.ref(owner), begun))
+        late = sum(after for _, after in graphs)
+        alive = sum(ref() is not None for ref, _ in graphs)
+        if late < _LATE_CAPTURES:
+            return
+        if alive > _LATE_CAPTURES:
+            words = f"keeps every graph that it captures: {alive} are alive, and captures go on between replays"
+            self._add("unbounded-graphs", "torch.cuda.graph", words, region.site)
+        elif alive <= 2:
+            words = f"captures again and again between replays: {len(graphs)} captures so far"
+            self._add("capture-in-loop", "torch.cuda.graph", words, region.site)
 
     def operator(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An operator outside every region: does it touch a graph's memory too early, or unordered?"""
@@ -401,10 +396,6 @@ def _cold(roots: dict[str, Any]) -> bool:
         if isinstance(value, torch.amp.GradScaler) and value._scale is None:
             return True
     return False
-
-
-def _shape(region: Region) -> tuple[Any, ...]:
-    return tuple(operand.shape for op in region.trace.ops[:4] for operand in op.operands)
 
 
 def _written(func: Any, args: Any, kwargs: Any, identity: Any) -> set[int]:

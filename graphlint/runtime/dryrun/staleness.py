@@ -52,6 +52,8 @@ def _difference(judge: Judge, captured: Trace, difference: Difference, effects: 
             difference.forward,
         )
     if kind in ("scalar", "shape", "host-tensor"):
+        if kind == "host-tensor" and optimizer and difference.label[0] != "lr":
+            return None  # a step counter that lives on the host: `capturable` is the question, not its value
         blamed = _blamed(captured, site)
         if blamed is not None:
             return judge.finding(

@@ -1,0 +1,152 @@
+"""Whole programs on a played device: replays do what a graph would do, and what is wrong is told at its line."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphlint.runtime.dryrun import DryRunReport, dry_run_script
+
+HEAD = """
+import torch
+from torch import nn
+
+class Runner:
+    def __init__(self):
+        self.net = nn.Linear(4, 4).to("cuda").requires_grad_(False)
+        self.x = torch.ones(2, 4, device="cuda")
+        self.scale = 1.0
+        self.log = []
+
+    def body(self):
+        return self.net(self.x) * self.scale
+
+    def capture(self):
+        self.body()
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.y = self.body()
+
+runner = Runner()
+runner.capture()
+"""
+
+
+def run(tmp_path: Path, tail: str) -> DryRunReport:
+    path = tmp_path / "program.py"
+    path.write_text(HEAD + textwrap.dedent(tail))
+    return dry_run_script(path, target_torch="2.11")
+
+
+def told(report: DryRunReport) -> list[tuple[str, str]]:
+    """`(rule, text of the line)` of every finding."""
+    lines = (Path(f.at.filename).read_text().splitlines()[f.at.row - 1].strip() for f in report.findings)
+    return [(finding.name, line) for finding, line in zip(report.findings, lines, strict=True)]
+
+
+def test_a_right_program_is_clean_and_replays(tmp_path: Path) -> None:
+    report = run(
+        tmp_path,
+        """
+        for value in (1.0, 2.0):
+            runner.x.fill_(value)
+            runner.graph.replay()
+            print(torch.equal(runner.y, runner.body()))
+        """,
+    )
+    assert (told(report), report.output, report.error) == ([], "True\nTrue\n", "")
+    assert report.regions == 1 and report.runs == 2
+
+
+def test_a_capture_executes_nothing(tmp_path: Path) -> None:
+    report = run(
+        tmp_path,
+        """
+        counter = torch.zeros(1, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            counter.add_(1)
+        print(int(counter))
+        graph.replay()
+        graph.replay()
+        print(int(counter))
+        """,
+    )
+    assert report.output.split() == ["0", "2"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "line", "tail"),
+    [
+        ("frozen-scalar", "return self.net(self.x) * self.scale", "runner.scale = 2.0\nrunner.graph.replay()\n"),
+        ("rebound-input", "runner.x = torch.zeros(2, 4, device='cuda')", None),
+        ("replaced-parameter", "runner.net.weight = nn.Parameter(torch.zeros(4, 4, device='cuda'))", None),
+        ("replaced-parameter", "runner.net.load_state_dict(fresh, assign=True)", None),
+        ("frozen-mode", "runner.net.eval()", None),
+        ("python-hook", "runner.net.register_forward_hook(lambda *args: None)", None),
+    ],
+)
+def test_what_changes_after_the_capture(tmp_path: Path, rule: str, line: str, tail: str | None) -> None:
+    fresh = "fresh = {k: v.clone() for k, v in runner.net.state_dict().items()}\n"
+    report = run(tmp_path, tail or f"{fresh}{line}\nrunner.graph.replay()\n")
+    assert told(report) == [(rule, line)]
+    (finding,) = report.findings
+    assert any(note.message == "replayed here" for note in finding.related)
+
+
+def test_replay_shows_the_stale_numbers(tmp_path: Path) -> None:
+    report = run(
+        tmp_path,
+        """
+        runner.scale = 2.0
+        runner.graph.replay()
+        print(torch.equal(runner.y * 2, runner.body()))
+        """,
+    )
+    assert report.output == "True\n"
+
+
+def test_an_output_read_before_any_replay(tmp_path: Path) -> None:
+    report = run(tmp_path, "first = runner.y.sum()\nrunner.graph.replay()\n")
+    assert told(report) == [("early-output-read", "first = runner.y.sum()")]
+
+
+def test_outputs_kept_in_a_list(tmp_path: Path) -> None:
+    report = run(
+        tmp_path,
+        """
+        for value in (1.0, 2.0, 3.0):
+            runner.x.fill_(value)
+            runner.graph.replay()
+            runner.log.append(runner.y)
+        """,
+    )
+    assert told(report) == [("kept-output", "runner.log.append(runner.y)")]
+
+
+def test_a_refill_on_a_stream_that_nobody_waits_for(tmp_path: Path) -> None:
+    unordered = """
+        side, batch = torch.cuda.Stream(), torch.ones(2, 4).pin_memory()
+        with torch.cuda.stream(side):
+            runner.x.copy_(batch, non_blocking=True)
+        {wait}
+        runner.graph.replay()
+        """
+    assert [rule for rule, _ in told(run(tmp_path, unordered.format(wait="")))] == ["late-refill"]
+    joined = unordered.format(wait="torch.cuda.current_stream().wait_stream(side)")
+    assert told(run(tmp_path, joined)) == []
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    before = torch.cuda.is_available, torch.cuda.Stream, torch.Generator, torch.compile
+    run(tmp_path, "runner.graph.replay()\n")
+    assert before == (torch.cuda.is_available, torch.cuda.Stream, torch.Generator, torch.compile)
+
+
+def test_a_failing_program_is_reported(tmp_path: Path) -> None:
+    report = run(tmp_path, "raise RuntimeError('no data')\n")
+    assert report.error == "RuntimeError: no data" and not report.ok
