@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -72,6 +73,11 @@ class Walk:
             self._by_type.setdefault(type(event), []).append(event)
             if event.capture is not None:
                 self._inside.setdefault(event.capture.begin, []).append(event)
+
+    def after(self, clock: int) -> Iterator[ev.Event]:
+        """All events behind that moment, in order."""
+        for index in range(bisect.bisect_right(self.events, clock, key=lambda event: event.clock), len(self.events)):
+            yield self.events[index]
 
     def of(self, kind: type[E]) -> list[E]:
         """All events of one kind, in order."""
@@ -200,10 +206,24 @@ def replayed_after(capture: ev.Capture, clock: int, walk: Walk) -> ev.ReplayEven
     return next((event for event in walk.replays(capture) if event.clock > clock), None)
 
 
+def operands(event: ev.Event) -> list[Value]:
+    """What a call or an operator takes: receiver, arguments, keywords; nothing for other events."""
+    if isinstance(event, ev.OpEvent):
+        return list(event.operands)
+    if isinstance(event, ev.CallEvent):
+        return [*event.args, *event.keywords.values(), *([event.receiver] if event.receiver is not None else [])]
+    return []
+
+
+def within(inner: ir.Span, outer: ir.Span) -> bool:
+    """Whether one span lies in the other."""
+    return outer[:2] <= inner[:2] and inner[2:] <= outer[2:]
+
+
 def storages(values: Iterable[Value]) -> set[Storage]:
     from graphlint.flow.values import tensors_in
 
     return {one.storage for value in values for one in tensors_in(value)}
 
 
-__all__ = ["DIRECT", "Holder", "Report", "Walk", "at", "cell_name", "constant", "given_true", "inplace_after", "of_class", "on_device", "on_host", "place", "replayed_after", "storages", "surely_on_device", "unknown", "where"]
+__all__ = ["DIRECT", "Holder", "Report", "Walk", "at", "cell_name", "constant", "given_true", "inplace_after", "of_class", "on_device", "on_host", "operands", "place", "replayed_after", "storages", "surely_on_device", "unknown", "where", "within"]

@@ -9,7 +9,18 @@ from graphlint import rulebook
 from graphlint.checks.base import Report, Walk, at, constant, on_device
 from graphlint.flow import events as ev
 from graphlint.flow import modules
-from graphlint.flow.values import READ, UNKNOWN, Bound, External, Host, Instance, Tensor, Value, alternatives, tensors_in
+from graphlint.flow.values import (
+    READ,
+    UNKNOWN,
+    Bound,
+    External,
+    Host,
+    Instance,
+    Tensor,
+    Value,
+    alternatives,
+    tensors_in,
+)
 from graphlint.rulebook import ANY, REST, TENSOR, CallFact
 
 # rules whose lines name the call, and whose judgement needs more than the name
@@ -18,11 +29,16 @@ JUDGED = frozenset({"host-copy", "host-index", "scalar-index", "seed-in-region",
 ONLY_TENSORS = frozenset({"item", "cpu", "is_nonzero", "masked_select"})
 
 
+_NUMBERS = frozenset({"builtins.bool", "builtins.int", "builtins.float", "builtins.complex"})
+
+
 def listed_call(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
     """The call is a line of some rule's table."""
     found = fact_for(event, walk, rulebook.load())
     if found is None or found.rule in JUDGED:
         return
+    if event.name in _NUMBERS and not any(on_device(one) is not None for one in event.args):
+        return  # `bool(list_of_tensors)` asks for its length
     if found.rule == "host-sync" and event.clock in _lengths(walk):
         yield at(event, "varlen-host-length", why="reads on the host the length that an attention over packed sequences is launched with")
         return

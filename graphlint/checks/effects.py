@@ -87,7 +87,7 @@ def _container_used(change: ev.MutateEvent, replays: list[ev.ReplayEvent], walk:
             return event
         if isinstance(event, ev.LoopEvent) and event.value is holder:
             return event
-        if isinstance(event, ev.IndexEvent) and event.obj is holder:
+        if isinstance(event, ev.IndexEvent) and event.obj is holder and event.stored is None:
             return event
     return None
 

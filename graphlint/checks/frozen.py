@@ -103,7 +103,7 @@ def _later(cell: Cell, host: Host, capture: ev.Capture, changes: dict[Cell, list
     if _written_inside(cell, capture, walk):
         return None  # the region sets the value itself
     for change in changes.get(cell, ()):
-        if change.clock < capture.end or not _differs(change):
+        if change.clock < capture.end or not _differs(change) or _set_again(change, capture, walk) or _undone(change, host, capture, walk):
             continue
         if isinstance(cell.holder, Scope) and cell.holder.outer is not None and change.frame.scope is not cell.holder and change.how == "assign":
             continue
@@ -123,6 +123,19 @@ def _differs(change: ev.WriteEvent) -> bool:
     if isinstance(old, Host) and isinstance(new, Host) and old.known and new.known:
         return bool(old.value != new.value or type(old.value) is not type(new.value))
     return True
+
+
+def _set_again(change: ev.WriteEvent, capture: ev.Capture, walk: Walk) -> bool:
+    """Whether the statement that set the value before the capture merely runs again, with a value that is not known: a `plan()` called anew, as often with the same arguments as not."""
+    before = next((event for event in reversed(walk.of(ev.WriteEvent)) if event.cell == change.cell and event.clock < capture.end), None)
+    return before is not None and before.at == change.at and before.frame.func is change.frame.func and not (isinstance(change.new, Host) and change.new.known)
+
+
+def _undone(change: ev.WriteEvent, host: Host, capture: ev.Capture, walk: Walk) -> bool:
+    """Whether the value of the capture is back before the next replay."""
+    replay = next((event for event in walk.replays(capture) if event.clock > change.clock), None)
+    later = [event for event in walk.of(ev.WriteEvent) if event.cell == change.cell and change.clock < event.clock and (replay is None or event.clock < replay.clock)]
+    return replay is not None and bool(later) and isinstance(later[-1].new, Host) and later[-1].new.known and later[-1].new.value == host.value
 
 
 def _stale_after(change: ev.WriteEvent, capture: ev.Capture, walk: Walk) -> bool:

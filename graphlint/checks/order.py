@@ -164,7 +164,7 @@ def _behind_replay(event: ev.Event, touched: list[Storage], how: str, order: Ord
     for key, (replay, stream, capture, use) in list(replays.items()):
         if order.settled(order.here, stream, replay.clock) or not _one_flow(replay, event, walk):
             continue
-        memory = [one for one in touched if one.pool is capture or one in use.leaves or how == "written" and one in use.reads]
+        memory = [one for one in touched if one.pool is capture or one in use.leaves or (how == "written" and one in use.reads)]
         if memory:
             del replays[key]
             result = "its result is read" if how == "read" else "what it works on is written"

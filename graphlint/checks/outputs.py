@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphlint.checks.base import Report, Walk, at, place
+from graphlint.checks.base import Report, Walk, at, operands, place, within
 from graphlint.checks.memory import captured
 from graphlint.flow import events as ev
 from graphlint.flow.values import (
+    Items,
     Mapping,
     Scope,
     Storage,
@@ -84,12 +85,76 @@ def _used_together(second: ev.WriteEvent, first: ev.WriteEvent, walk: Walk) -> b
     return False
 
 
+def reread_output(walk: Walk) -> Iterator[Report]:
+    """A result is kept under a name over the next replay, and used after it as if it were the old one."""
+    for capture in captured(walk):
+        replays = walk.replays(capture)
+        if len(replays) < 2 or capture.kind == "graphed-callable":
+            continue
+        for write in _kept_names(capture, replays[0], walk):
+            read = _stale_read(write, replays, walk)
+            if read is not None:
+                yield _kept_over(write, read, capture)
+                break
+
+
+def _kept_names(capture: ev.Capture, first: ev.ReplayEvent, walk: Walk) -> Iterator[ev.WriteEvent]:
+    """Names and attributes that get the graph's result again and again, behind replays."""
+    writes = [event for event in walk.of(ev.WriteEvent) if event.clock > first.clock and event.capture is None and isinstance(event.new, Tensor) and _outputs(event.new, capture)]
+    for write in writes:
+        if isinstance(write.cell.holder, (Mapping, Items)) or write.how == "loop":
+            continue
+        beside = [one for one in writes if one is not write and isinstance(one.new, Tensor) and isinstance(write.new, Tensor) and one.new.storage is write.new.storage]
+        again = any(one.cell == write.cell for one in beside)
+        apart = any(one.frame is write.frame and one.cell != write.cell and one.clock > write.clock and _replay_between(write, one, walk.replays(capture)) for one in beside)
+        if again or apart or write.looped:
+            yield write
+
+
+def _replay_between(first: ev.Event, second: ev.Event, replays: list[ev.ReplayEvent]) -> bool:
+    return any(first.clock < one.clock < second.clock for one in replays)
+
+
+def _stale_read(write: ev.WriteEvent, replays: list[ev.ReplayEvent], walk: Walk) -> ev.Event | None:
+    """Where the kept result is used behind a later replay, with nothing put into its place before."""
+    later = [event.clock for event in walk.of(ev.WriteEvent) if event.cell == write.cell and event.clock > write.clock]
+    until = min(later, default=1 << 60)
+    for read in walk.of(ev.ReadEvent):
+        if read.cell == write.cell and write.clock < read.clock < until and _replay_between(write, read, replays) and isinstance(read.value, Tensor):
+            used = _used_at(read, read.value, walk)
+            if used is not None:
+                return used
+    return None
+
+
+def _used_at(read: ev.ReadEvent, tensor: Tensor, walk: Walk) -> ev.Event | None:
+    """What takes the tensor that is read here: a call, an operator, a return; asking whether it is None takes nothing."""
+    for event in walk.after(read.clock):
+        if event.frame is read.frame and within(read.at, event.at):
+            values = [event.value] if isinstance(event, ev.ReturnEvent) else operands(event)
+            if any(one.storage is tensor.storage for value in values for one in tensors_in(value)):
+                return event
+        if event.clock > read.clock + 40:
+            break
+    return None
+
+
+def _kept_over(write: ev.WriteEvent, used: ev.Event, capture: ev.Capture) -> Report:
+    report = at(write, "kept-output", capture, why=f"is kept here and used behind a later replay at {place(used.frame, used.at)}")
+    report.related.append((used.frame, used.at, "by now the memory holds the result of a later replay"))
+    return report
+
+
+_READERS = ("clone", "item", "tolist", "cpu", "numpy")  # nobody calls these for anything but the value
+
+
 def early_output_read(walk: Walk) -> Iterator[Report]:
     """A static output is read after the capture and before any replay."""
     for capture in captured(walk):
         if capture.kind == "graphed-callable" or capture.graph is None or not walk.whole:
             continue
         first = next((event.clock for event in walk.replays(capture)), None)
+        unseen = any(event.graph is None for event in walk.of(ev.ReplayEvent))
         for event in walk.events:
             if event.clock <= capture.end or event.capture is not None or not isinstance(event, (ev.CallEvent, ev.OpEvent)):
                 continue
@@ -98,6 +163,7 @@ def early_output_read(walk: Walk) -> Iterator[Report]:
             values = list(event.operands) if isinstance(event, ev.OpEvent) else [*event.args, *([event.receiver] if event.receiver is not None else [])]
             if isinstance(event, ev.CallEvent) and (event.name.startswith(("builtins.", "?", "weakref")) or event.name.rpartition(".")[2] in ("data_ptr", "size", "numel", "dim", "detach", "view", "zero_", "fill_", "untyped_storage")):
                 continue
-            if first is not None and any(_outputs(value, capture) for value in values):
+            computed = first is not None or (isinstance(event, ev.CallEvent) and event.name.rpartition(".")[2] in _READERS and not unseen)
+            if computed and any(_outputs(value, capture) for value in values):
                 yield at(event, "early-output-read", capture)
                 break

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphlint.checks.base import Report, Walk, at, cell_name, place, replayed_after
-from graphlint.checks.memory import captured, inputs_of
+from graphlint.checks.base import Report, Walk, at, cell_name, operands, place, replayed_after
+from graphlint.checks.keys import names_in
+from graphlint.checks.memory import captured, inputs_of, memory_read
 from graphlint.flow import events as ev
 from graphlint.flow.values import (
     Host,
     Items,
     Mapping,
+    Scope,
     Storage,
     Tensor,
     alternatives,
@@ -26,7 +28,7 @@ def late_refill(walk: Walk) -> Iterator[Report]:
             continue
         storages = {tensor.storage: cell for cell, (_, tensor) in inputs_of(capture, walk).items() if tensor.storage.owner not in ("param", "grad")}
         for storage, cell in storages.items():
-            fills = [event for event in walk.of(ev.InplaceEvent) if event.storage is storage and event.name == "copy_" and event.capture is None and event.clock > capture.end]
+            fills = [event for event in walk.of(ev.InplaceEvent) if event.storage is storage and event.name == "copy_" and event.capture is None and event.clock > capture.end and not _own_result(event, capture)]
             for fill in fills:
                 same = [event for event in replays if event.frame is fill.frame]
                 others = [event for event in fills if event.frame is fill.frame]
@@ -39,34 +41,9 @@ def late_refill(walk: Walk) -> Iterator[Report]:
                     break
 
 
-def partial_refill(walk: Walk) -> Iterator[Report]:
-    """Only a part of a static input is refilled, and nothing says where the rest ends."""
-    for capture in captured(walk):
-        inputs = {tensor.storage: cell for cell, (_, tensor) in inputs_of(capture, walk).items() if tensor.storage.owner not in ("param", "grad", "buffer")}
-        replays = walk.replays(capture)
-        for fill in walk.of(ev.InplaceEvent):
-            if not fill.part or fill.storage not in inputs or fill.capture is not None or fill.clock < capture.end or fill.source is None:
-                continue
-            if not any(isinstance(one, Tensor) for one in alternatives(fill.source)):
-                continue
-            beside = [event for event in walk.of(ev.InplaceEvent) if event.frame is fill.frame and event is not fill and event.clock > capture.end]
-            if any(event.storage is fill.storage or event.storage in inputs for event in beside):
-                continue  # the rest is cleared, or a length or a mask goes with it
-            replay = next((event for event in replays if event.clock > fill.clock), None)
-            if replay is None or _used_in_part(capture, replay, walk):
-                continue
-            report = at(fill, "partial-refill", capture, value=cell_name(inputs[fill.storage]).lstrip("."))
-            report.related.append((replay.frame, replay.at, "the replay reads all of it"))
-            yield report
-            break
-
-
-def _used_in_part(capture: ev.Capture, replay: ev.ReplayEvent, walk: Walk) -> bool:
-    """Whether only a part of the output is taken after the replay."""
-    return any(
-        isinstance(event, ev.IndexEvent) and event.clock > replay.clock and any(isinstance(one, Tensor) and one.storage.pool is capture for one in alternatives(event.obj))
-        for event in walk.of(ev.IndexEvent)
-    )
+def _own_result(fill: ev.InplaceEvent, capture: ev.Capture) -> bool:
+    """State that is fed back: the graph's result becomes its next input."""
+    return fill.source is not None and any(one.storage.pool is capture for one in tensors_in(fill.source))
 
 
 def skipped_input(walk: Walk) -> Iterator[Report]:
@@ -77,15 +54,16 @@ def skipped_input(walk: Walk) -> Iterator[Report]:
         forgotten = reads - filled
         if not forgotten or not walk.replays(capture):
             continue
+        touched = memory_read(capture, walk)
         for event in walk.of(ev.CallEvent):
             if event.capture is not None or event.clock < capture.end or not _asks_for_tensor(event):
                 continue
             nested = [one for one in alternatives(event.args[0]) if isinstance(one, (Mapping, Items))]
             if not nested or not tensors_in(nested[0]) or (isinstance(event.result, Host) and event.result.value is True):
                 continue
-            fills_here = [one for one in walk.of(ev.InplaceEvent) if one.frame is event.frame and one.name == "copy_"]
+            fills_here = [one for one in walk.of(ev.InplaceEvent) if one.frame is event.frame and one.name == "copy_" and one.storage in touched]
             descends = [one for one in walk.of(ev.CallEvent) if one.frame is not event.frame and one.clock > event.clock and one.frame.parent is event.frame]
-            if (not fills_here and not _fills_around(event, walk)) or descends:
+            if (not fills_here and not _fills_around(event, touched, walk)) or descends:
                 continue
             held = _held_nested(capture, forgotten, walk)
             if held is None:
@@ -101,9 +79,9 @@ def _asks_for_tensor(event: ev.CallEvent) -> bool:
     return event.name == "builtins.isinstance" and len(event.args) > 1 and "Tensor" in str(getattr(event.args[1], "name", ""))
 
 
-def _fills_around(event: ev.CallEvent, walk: Walk) -> bool:
+def _fills_around(event: ev.CallEvent, reads: set[Storage], walk: Walk) -> bool:
     """The loop that asks fills static inputs of other arguments in the same function."""
-    return any(one.frame.func is event.frame.func and one.name == "copy_" for one in walk.of(ev.InplaceEvent))
+    return any(one.frame.func is event.frame.func and one.name == "copy_" and one.storage in reads for one in walk.of(ev.InplaceEvent))
 
 
 def _held_nested(capture: ev.Capture, forgotten: set[Storage], walk: Walk) -> str | None:
@@ -113,7 +91,78 @@ def _held_nested(capture: ev.Capture, forgotten: set[Storage], walk: Walk) -> st
     return None
 
 
+def unmentioned_input(walk: Walk) -> Iterator[Report]:
+    """A caller hands a tensor to the function that refills and replays, and the function never looks at it, though the graph reads one of that name."""
+    for capture in captured(walk):
+        inputs = inputs_of(capture, walk)
+        filled = {event.storage for event in walk.of(ev.InplaceEvent) if event.clock > capture.end and event.capture is None}
+        stale = {str(cell.key): read for cell, (read, tensor) in inputs.items() if tensor.storage not in filled and tensor.storage.owner == ""}
+        for replay in walk.replays(capture):
+            report = _forgotten(replay.frame, capture, stale, walk)
+            if report is not None:
+                yield report
+                break
+
+
+def _forgotten(frame: ev.Frame | None, capture: ev.Capture, stale: dict[str, ev.ReadEvent], walk: Walk) -> Report | None:
+    while frame is not None and frame.func is not None:
+        for param in frame.func.params:
+            value = frame.scope.slots.get(param.name)
+            if value is None or param.name in ("self", "cls") or not tensors_in(value) or param.name in set(names_in(frame.func.body)):
+                continue
+            wanted = [str(key) for key in value.slots] if isinstance(value, Mapping) else [param.name]
+            name = next((key for word in wanted for key in stale if word and (key == word or key.endswith(f"_{word}") or key.startswith(f"{word}_"))), None)
+            fill = next((event for event in walk.of(ev.InplaceEvent) if event.frame is frame and event.name == "copy_" and event.clock > capture.end), None)
+            if name is not None and fill is not None:
+                report = at(fill, "skipped-input", capture, why=f"`{param.name}`", value=name)
+                report.related.append((stale[name].frame, stale[name].at, "the graph reads the tensor of the capture here"))
+                return report
+        frame = frame.parent
+    return None
+
+
 def dead_input(walk: Walk) -> Iterator[Report]:
+    """Nothing holds a tensor that the graph reads when it is replayed: its only name was a local, or is deleted."""
+    for capture in captured(walk):
+        replay = next((event for event in walk.replays(capture) if event.alive is not None), None)
+        if replay is None or replay.alive is None or not _result_wanted(capture, replay, walk):
+            continue
+        for cell, (read, tensor) in inputs_of(capture, walk).items():
+            storage = tensor.storage
+            if storage.owner or storage in replay.alive or storage.pool is not None or not isinstance(cell.holder, Scope) or cell.holder.outer is None:
+                continue
+            if not walk.whole and storage.born < capture.frame.scope.born:
+                continue  # the caller's: whether it keeps the tensor is not seen
+            if not _made_for_sure(storage, walk):
+                continue
+            report = at(read, "dead-input", capture, value=cell_name(cell).lstrip("."))
+            report.related.append((replay.frame, replay.at, "the replay here reads memory that nobody holds"))
+            yield report
+            break
+    yield from deleted_input(walk)
+
+
+def _result_wanted(capture: ev.Capture, replay: ev.ReplayEvent, walk: Walk) -> bool:
+    """Whether anything is done with a result of the graph behind the replay."""
+    for event in walk.events:
+        if event.clock > replay.clock and event.capture is None and isinstance(event, (ev.CallEvent, ev.OpEvent, ev.ReturnEvent)):
+            values = [event.value] if isinstance(event, ev.ReturnEvent) else operands(event)
+            if any(one.storage.pool is capture for value in values for one in tensors_in(value)):
+                return True
+    return False
+
+
+def _made_for_sure(storage: Storage, walk: Walk) -> bool:
+    """Whether the tensor was made by a call that always makes one, and not by a `.to()` that may have given its receiver back."""
+    made = next((event for event in walk.of(ev.CallEvent) if isinstance(event.result, Tensor) and event.result.storage is storage), None)
+    if made is None or made.name.rpartition(".")[2] not in ("to", "cuda", "contiguous", "float", "half", "bfloat16", "type"):
+        return made is not None
+    if not isinstance(made.receiver, Tensor):
+        return False
+    return made.receiver.on_host or (made.receiver.storage.born > made.frame.scope.born and _made_for_sure(made.receiver.storage, walk))
+
+
+def deleted_input(walk: Walk) -> Iterator[Report]:
     """The only name of a static input is deleted after the capture."""
     for capture in captured(walk):
         inputs = inputs_of(capture, walk)

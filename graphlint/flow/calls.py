@@ -87,6 +87,8 @@ class Calls(Expressions):
             return Bound(obj, name)
         if isinstance(obj, Bound) and name in ("__self__", "__func__") and not isinstance(obj.receiver, Unknown):
             return obj.receiver if name == "__self__" else (obj.func if isinstance(obj.func, Closure) else UNKNOWN)
+        if isinstance(obj, Host) and obj.kind == "device" and name in ("type", "index"):
+            return Host("int") if name == "index" else Host("str", obj.value if isinstance(obj.value, str) else NO)
         if isinstance(obj, Unknown) or (isinstance(obj, Bound) and isinstance(obj.receiver, Unknown)):
             return torchlib.unknown_attribute(self.machine, obj, name, at)
         return Bound(obj, name)
@@ -239,8 +241,11 @@ class Calls(Expressions):
     # -- calls
 
     def capture_callables(self, region: Region, at: ir.Span) -> None:
-        if region.kind in ("compile", "graphed-callable") or any(one.at == at and one.frame is self.frame for one in self.captures):
+        if region.kind in ("compile", "graphed-callable") or any(frame is self.frame and span == at for one in self.captures for frame, span, _ in one.stack):
             return
+        callee = self.eval(region.call.func) if region.call is not None else UNKNOWN
+        if isinstance(callee, Closure) or (isinstance(callee, Bound) and isinstance(callee.func, Closure)):
+            return  # a function that was walked, and did not capture with these arguments
         for expression in region.callables[:2]:
             target = self.eval(expression)
             if isinstance(target, (Closure, Bound, Instance, Partial, External)):

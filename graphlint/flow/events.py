@@ -130,6 +130,7 @@ class WriteEvent(Event):
     old: Value | None
     new: Value
     how: str  # assign, augment, append, del, pop, clear, update
+    looped: bool = False  # in a loop of its own function
 
 
 @dataclass(slots=True, eq=False)

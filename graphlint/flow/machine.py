@@ -50,8 +50,19 @@ _START: ir.Span = (1, 0, 1, 0)
 Narrowing = tuple[tuple[Scope | Holder, Any, Value, Value], ...]
 
 
+def _only_raises(body: Sequence[ir.Stmt]) -> bool:
+    """Whether a block does nothing but raise, after putting its message together."""
+    return bool(body) and isinstance(body[-1], ir.Raise) and all(isinstance(stmt, (ir.Assign, ir.Do)) for stmt in body[:-1])
+
+
 class Machine(Calls):
     """Walks programs; what happened stands in `events` and `captures`."""
+
+    def truth(self, value: Value) -> bool | None:
+        """Whether Python would take it for true; None when that is not known. Inside a region the environment is the default one: checks that a variable switches on are off."""
+        if not self.open and any(isinstance(one, Host) and "env" in one.marks for one in alternatives(value)):
+            return None
+        return super().truth(value)
 
     # -- entries
 
@@ -437,9 +448,13 @@ class Machine(Calls):
     # -- branches
 
     def _If(self, node: ir.If) -> int:
+        first = len(self.events)
         test = self.eval(node.test)
-        event = self.happen(ev.TestEvent, node.test.at, "if", test)
-        event.differs = bool(node.body or node.orelse)
+        self.happen(ev.TestEvent, node.test.at, "if", test)
+        if not (node.body or node.orelse) or _only_raises(node.body) and not node.orelse:
+            for event in self.events[first:]:  # a check of the arguments: what is recorded is the same on either side
+                if isinstance(event, ev.TestEvent):
+                    event.differs = False
         known = self.truth(test)
         narrowed = self.narrow(node.test)
         if known is not None:

@@ -162,7 +162,7 @@ class State:
             self.written_in_capture.add(cell)
         elif not self.open and isinstance(value, Tensor) and (value.storage.pool is not None or value.storage.via is not None):
             self.written_in_capture.add(cell)  # a result that the next replay overwrites: who reads it later?
-        self.happen(ev.WriteEvent, at, cell, old, value, how)
+        self.happen(ev.WriteEvent, at, cell, old, value, how, self.frame.loops > 0)
 
     def fork(self, *branches: Callable[[], int]) -> list[int]:
         """Runs each branch from the same state and joins what they leave; a branch that ends the function or loop leaves only what others can see."""

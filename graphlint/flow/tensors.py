@@ -263,14 +263,15 @@ def attribute(machine: Machine, tensor: Tensor, name: str, at: ir.Span) -> Value
             return machine.items("tuple", [Host("int", NO if one is None else one, frozenset(), frozenset({"shape"})) for one in tensor.dims], at)
         return Host("size", marks=frozenset({"shape"}))
     if name == "device":
-        known = {"cuda": "cuda", "cpu": "cpu", "pinned": "cpu", "meta": "meta"}.get(tensor.device)
+        known = {"cuda": "cuda", "cpu": "cpu", "pinned": "cpu", "meta": "meta"}.get(_region_device(machine, tensor))
         return Host("device", NO if known is None else known, marks=frozenset({"shape"}))
     if name == "dtype":
         return Host("dtype", tensor.dtype if tensor.dtype != "?" else NO)
     if name == "grad":
         return gradient(machine, tensor, at)
     if name in ("is_cuda", "is_cpu"):
-        return Host("bool") if tensor.device == "?" else const((tensor.device == "cuda") == (name == "is_cuda"))
+        device = _region_device(machine, tensor)
+        return Host("bool") if device in ("?", DEFAULT) else const((device == "cuda") == (name == "is_cuda"))
     if name == "requires_grad":
         return Host("bool")
     if name == "grad_fn":
@@ -280,6 +281,11 @@ def attribute(machine: Machine, tensor: Tensor, name: str, at: ir.Span) -> Value
     if name in names.VIEW_ATTRIBUTES:
         return view(tensor, grad=False) if name == "data" else view(tensor)
     return None
+
+
+def _region_device(machine: Machine, tensor: Tensor) -> str:
+    """Where a tensor lies; in a region, one of which nothing is known is taken to lie on the GPU."""
+    return "cuda" if tensor.device in ("?", DEFAULT) and machine.open else tensor.device
 
 
 def gradient(machine: Machine, tensor: Tensor, at: ir.Span) -> Value:

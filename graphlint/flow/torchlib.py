@@ -281,7 +281,12 @@ def _cached(machine: Machine, func: Wrapped, args: list[Value], keywords: dict[s
     if usable and key in results:
         found: Value = results[key]
         return found
+    if not usable and machine.open and "result" in func.facts:
+        warmed: Value = func.facts["result"]  # asked before the capture, most likely with the same arguments
+        return warmed
     result = machine.call(func.func, args, keywords, at)
+    if not machine.open:
+        func.facts["result"] = result
     for one in tensors_in(result):
         if func.facts["bounded"]:
             one.storage.owner = "lru"
@@ -724,9 +729,19 @@ def _host_function(machine: Machine, event: ev.CallEvent, head: str) -> Value:
         marks |= {"random"}
     elif head in ("time", "datetime") or event.name.startswith("time."):
         marks |= {"clock"}
+    elif event.name in ("os.environ.get", "os.getenv"):
+        return _variable(event, marks | {"env"})
     elif event.name.startswith("os."):
-        return Host("str", marks=marks | {"env"}) if "env" in event.name else Host("any", marks=marks)
+        return Host("any", marks=marks)
     return Host("ndarray" if head == "numpy.random" else "any", origins=origins, marks=marks)
+
+
+def _variable(event: ev.CallEvent, marks: frozenset[str]) -> Value:
+    """A variable of the environment has its default, as far as a region's branches go (see `truth`); what it is used for is only known to be text."""
+    default = event.args[1] if len(event.args) > 1 else event.keywords.get("default", NONE)
+    if isinstance(default, Host) and default.known:
+        return Host(default.kind, default.value, default.origins, marks)
+    return Host("str", marks=marks)
 
 
 def _inplace_function(machine: Machine, event: ev.CallEvent) -> Value:
