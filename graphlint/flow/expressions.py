@@ -436,7 +436,8 @@ class Expressions(State):
         if op in ("is", "is not"):
             same = self._identical(left, right)
             origins = self.origins(left) | self.origins(right)
-            return Host("bool", origins=origins) if same is None else Host("bool", same == (op == "is"), origins)
+            marks = self.marks(left) & {"env"}
+            return Host("bool", origins=origins, marks=marks) if same is None else Host("bool", same == (op == "is"), origins, marks)
         if isinstance(left, (Host, Choice)) and isinstance(right, (Host, Choice)) and not any(isinstance(one, Tensor) for one in (*alternatives(left), *alternatives(right))):
             lefts, rights = alternatives(left), alternatives(right)
             if len(lefts) * len(rights) > 1:
@@ -455,8 +456,8 @@ class Expressions(State):
             if not members:
                 return Host("bool", op == "not in")
             if key is not NO and REST not in members and NO not in members and (isinstance(right, Mapping) or right.exact):
-                return Host("bool", (key in members) == (op == "in"), self.origins(left))
-        return Host("bool", origins=self.origins(left))
+                return Host("bool", (key in members) == (op == "in"), self.origins(left), self.marks(left))
+        return Host("bool", origins=self.origins(left), marks=self.marks(left))
 
     def _identical(self, left: Value, right: Value) -> bool | None:
         answers = {self._one_identical(a, b) for a in alternatives(left) for b in alternatives(right)}
