@@ -19,6 +19,7 @@ _spec.loader.exec_module(run)
 
 FIXTURES = run.discover()
 SEEN = run.read_outcomes()
+UNRECORDED = set(run.UNRECORDED.read_text().split())  # changed or written since the last run on a GPU
 PREFIX = {"crash": ("crash",), "silent": ("silent",), "leak": ("leak",), "slow": ("slow",), "ok": ("ok", "right")}
 # Reported only when the capture ends, by what comes after (a join, a read of the output), from another thread, or by the
 # backward that a global switch slows down: their tracebacks pass an `# or` line.
@@ -43,15 +44,16 @@ def each(outcome: str = "") -> pytest.MarkDecorator:
 
 @each()
 def test_recorded_outcome_is_the_declared_one(fixture: run.Fixture) -> None:
-    assert fixture.name in SEEN, f"not recorded: python fixtures/run.py {fixture.name}"
-    row = SEEN[fixture.name]
-    assert row["outcome"] == fixture.outcome
-    assert row["source"] == run.fingerprint(fixture), f"older text: python fixtures/run.py {fixture.name}"
-    assert row["gpu"] and row["torch"]
+    current = run.is_current(fixture, SEEN)
+    assert current != (fixture.name in UNRECORDED), "python fixtures/run.py --changed, or --table where there is no GPU"
+    if current:
+        assert SEEN[fixture.name]["gpu"] and SEEN[fixture.name]["torch"]
 
 
 @each("crash")
 def test_recorded_traceback_passes_the_fault(fixture: run.Fixture) -> None:
+    if fixture.name in UNRECORDED:
+        return
     row = SEEN[fixture.name]
     late = fixture.name in LATE_FIXTURES or set(fixture.rules) & LATE_RULES
     kinds = {"error", "or"} if late else {"error"}
@@ -87,7 +89,7 @@ def test_marks_name_rules_of_the_book(fixture: run.Fixture) -> None:
 
 
 def test_no_record_without_a_program() -> None:
-    assert SEEN.keys() == {f.name for f in FIXTURES}
+    assert SEEN.keys() <= {f.name for f in FIXTURES}
 
 
 def test_records_name_no_path_of_a_machine() -> None:
@@ -103,4 +105,5 @@ def test_enough_of_each_kind() -> None:
     crashes = [f for f in FIXTURES if f.outcome == "crash"]
     right = [f for f in FIXTURES if f.outcome == "ok"]
     assert len(crashes) >= 40 and len(right) >= 40
+    assert len([f for f in FIXTURES if f.name not in UNRECORDED]) >= 200
     assert sum(len(f.files) > 1 for f in FIXTURES) >= 6
