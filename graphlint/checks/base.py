@@ -165,6 +165,11 @@ def constant(value: Value | None) -> object:
     return value.value if isinstance(value, Host) and value.known else None
 
 
+def is_none(value: Value | None) -> bool:
+    """Whether it is known to be None."""
+    return isinstance(value, Host) and value.kind == "none"
+
+
 def given_true(value: Value | None) -> bool:
     return constant(value) is True
 
@@ -226,4 +231,4 @@ def storages(values: Iterable[Value]) -> set[Storage]:
     return {one.storage for value in values for one in tensors_in(value)}
 
 
-__all__ = ["DIRECT", "Holder", "Report", "Walk", "at", "cell_name", "constant", "given_true", "inplace_after", "of_class", "on_device", "on_host", "operands", "place", "replayed_after", "storages", "surely_on_device", "unknown", "where", "within"]
+__all__ = ["DIRECT", "Holder", "Report", "Walk", "at", "cell_name", "constant", "given_true", "inplace_after", "is_none", "of_class", "on_device", "on_host", "operands", "place", "replayed_after", "storages", "surely_on_device", "unknown", "where", "within"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphlint.checks.base import Report, Walk, at, cell_name, place
+from graphlint.checks.base import Report, Walk, at, cell_name, is_none, place
+from graphlint.checks.frozen import uses
+from graphlint.checks.hooks import hook_of
 from graphlint.checks.memory import captured
 from graphlint.flow import events as ev
-from graphlint.flow.values import Cell, External, Holder, Host, Mapping, Scope, Tensor, Value, alternatives
+from graphlint.flow.values import Cell, External, Holder, Host, Mapping, Scope, Tensor, Value, alternatives, tensors_in
 
 _GROWING = frozenset({"append", "add", "extend", "appendleft"})
 _SHRINKING = frozenset({"pop", "popleft", "clear"})
@@ -26,16 +28,30 @@ def unrepeated_effect(walk: Walk) -> Iterator[Report]:
                 why = _relied_on(event, capture, first, walk)
                 if why is not None:
                     seen.add(event.cell)
-                    report = at(event, "unrepeated-effect", value=cell_name(event.cell).lstrip("."), where=place(why.frame, why.at))
-                    report.related.append((why.frame, why.at, "code outside the graph relies on it here"))
-                    yield report
+                    yield _unrepeated(event, why, walk, "the region relies on it here, at each replay" if why.capture is capture else "code outside the graph relies on it here", cell_name(event.cell).lstrip("."))
             elif isinstance(event, ev.MutateEvent) and event.name in (_GROWING | _SHRINKING if walk.whole else _GROWING) and _old(event.holder, capture):
                 use = _container_used(event, replays, walk)
-                if use is not None:
-                    report = at(event, "unrepeated-effect", where=place(use.frame, use.at))
-                    report.related.append((use.frame, use.at, "code outside the graph relies on it here"))
-                    yield report
+                if use is not None and not _collects(event, capture):
+                    yield _unrepeated(event, use, walk)
                     break
+
+
+def _unrepeated(event: ev.Event, use: ev.Event, walk: Walk, why: str = "code outside the graph relies on it here", value: str = "") -> Report:
+    """The report of an effect, or of the hook that has it."""
+    hook = hook_of(event.frame, walk)
+    if hook is not None:
+        report = at(hook, "python-hook", event.capture)
+        report.related.append((event.frame, event.at, "the hook changes this in Python"))
+    else:
+        report = at(event, "unrepeated-effect", where=place(use.frame, use.at), value=value)
+    report.related.append((use.frame, use.at, why))
+    return report
+
+
+def _collects(event: ev.MutateEvent, capture: ev.Capture) -> bool:
+    """Whether the capturing function itself puts the graph's results away: they are made once, and stay where they are."""
+    results = [one for value in event.values for one in tensors_in(value)]
+    return event.frame is capture.frame and bool(results) and all(one.storage.pool is capture for one in results)
 
 
 def _old(holder: Holder, capture: ev.Capture) -> bool:
@@ -47,17 +63,73 @@ def _old(holder: Holder, capture: ev.Capture) -> bool:
 
 def _relied_on(event: ev.WriteEvent, capture: ev.Capture, first: int, walk: Walk) -> ev.Event | None:
     """Where code outside needs the write to happen at each replay: it counts, or resets what the region sets."""
-    if not any(isinstance(one, Host) for one in alternatives(event.new)):
-        return None
-    outside = [one for one in walk.of(ev.WriteEvent) if one.cell == event.cell and one.capture is None and one.clock > capture.end and _other(one.new, event.new) and one.at != event.at]
+    plain = any(isinstance(one, Host) for one in alternatives(event.new))
+    outside = [one for one in walk.of(ev.WriteEvent) if one.cell == event.cell and one.capture is None and one.clock > capture.end and (_other(one.new, event.new) if plain else is_none(one.new)) and one.at != event.at]
     reads = [one for one in walk.of(ev.ReadEvent) if one.cell == event.cell and one.capture is None and one.clock > first]
     if event.how == "augment" and any(isinstance(one, Host) and one.kind in ("int", "float", "any") for one in alternatives(event.new)):
-        return reads[0] if reads else None
+        return reads[0] if reads else _used_inside(event, capture, walk)
     for read in reads:
         before = next((one for one in reversed(outside) if one.clock < read.clock), None)
         if before is not None and any(before.clock < replay.clock < read.clock for replay in walk.replays(capture)):
             return before  # set outside, then replayed, then asked for what the region would have set
     return None
+
+
+def _used_inside(count: ev.WriteEvent, capture: ev.Capture, walk: Walk) -> ev.Event | None:
+    """Where the region computes on the device with a number that it counts on in Python; the count must come from outside."""
+    inside = walk.inside(capture)
+    if any(isinstance(event, ev.WriteEvent) and event.cell == count.cell and event.clock < count.clock and event.how != "augment" for event in inside):
+        return None
+    for event in inside:
+        if event.clock > count.clock and any(count.cell in host.origins for host, _ in uses(event)) and not isinstance(event, (ev.TestEvent, ev.LoopEvent)):
+            return event
+    return None
+
+
+def consumed(walk: Walk) -> Iterator[Report]:
+    """A region takes the next item of an iterator, or of a queue, that stood before it: once, at capture."""
+    for capture in captured(walk):
+        replays = walk.replays(capture)
+        if not replays or capture.kind == "graphed-callable":
+            continue
+        for event in walk.inside(capture):
+            source: Value | None = None
+            if isinstance(event, ev.CallEvent) and event.name == "builtins.next" and event.args:
+                source = event.args[0]
+            elif isinstance(event, ev.MutateEvent) and event.name in ("pop", "popleft") and tensors_in(event.holder):
+                source = event.holder
+            if isinstance(source, Holder) and _old(source, capture):
+                report = at(event, "unrepeated-effect", where=place(replays[0].frame, replays[0].at))
+                report.related.append((replays[0].frame, replays[0].at, "the replay takes no further item"))
+                yield report
+                break
+
+
+def unscaled_twice(walk: Walk) -> Iterator[Report]:
+    """`unscale_` is captured and the scaler's step is not: what the scaler remembers of it does not happen on replay."""
+    for event in walk.of(ev.CallEvent):
+        if event.name != "torch.amp.GradScaler.unscale_" or event.capture is None or not walk.replays(event.capture):
+            continue
+        first = walk.replays(event.capture)[0].clock
+        step = next((one for one in walk.of(ev.CallEvent) if one.name == "torch.amp.GradScaler.step" and one.receiver is event.receiver and one.capture is None and one.clock > first), None)
+        if step is not None:
+            report = at(event, "unrepeated-effect", where=place(step.frame, step.at), value="the scaler's note that it has unscaled")
+            report.related.append((step.frame, step.at, "the scaler does not know of it here, and unscales again"))
+            yield report
+            return
+
+
+def averaged_on_host(walk: Walk) -> Iterator[Report]:
+    """`AveragedModel.update_parameters` asks its counter whether this is the first call: on the host, once, at capture."""
+    for event in walk.direct(ev.CallEvent):
+        model = event.receiver
+        if event.name != "torch.optim.swa_utils.AveragedModel.update_parameters" or not isinstance(model, External):
+            continue
+        moved = any(one.receiver is model and one.name.endswith((".to", ".cuda")) for one in walk.of(ev.CallEvent))
+        if moved or "device" in model.keywords or len(model.args) > 1:
+            yield at(event, "hidden-check", why="tests its counter on the host")
+        else:
+            yield at(event, "first-step-branch", value="n_averaged")
 
 
 def _put_back(cell: Cell, capture: ev.Capture, walk: Walk) -> bool:
@@ -95,7 +167,7 @@ def _container_used(change: ev.MutateEvent, replays: list[ev.ReplayEvent], walk:
 def first_step_branch(walk: Walk) -> Iterator[Report]:
     """A branch that tells the first call from later ones by state that the same region changes."""
     for capture in captured(walk):
-        tests = [event for event in walk.inside(capture) if isinstance(event, ev.TestEvent)]
+        tests = [event for event in walk.inside(capture) if isinstance(event, ev.TestEvent) and event.differs]
         writes = [event for event in walk.inside(capture) if isinstance(event, ev.WriteEvent)]
         for test in tests:
             for host in alternatives(test.value):

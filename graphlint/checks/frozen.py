@@ -36,7 +36,7 @@ def frozen_value(walk: Walk) -> Iterator[Report]:
         capture = event.capture
         if capture is None or capture.kind in ("compile", "warp") or "guarded" in capture.tags:
             continue
-        for host, rule in _uses(event):
+        for host, rule in uses(event):
             for cell in host.origins:
                 change = _later(cell, host, capture, changes, walk)
                 key = (id(event.frame.module), event.at[0], event.at[1])
@@ -66,7 +66,7 @@ def _changes(walk: Walk) -> dict[Cell, list[ev.WriteEvent]]:
     return found
 
 
-def _uses(event: ev.Event) -> Iterator[tuple[Host, str]]:
+def uses(event: ev.Event) -> Iterator[tuple[Host, str]]:
     """The host values that this event puts into the graph, and the rule that speaks of such a use."""
     if isinstance(event, ev.TestEvent):
         for one in alternatives(event.value):

@@ -14,6 +14,7 @@ from graphlint.flow.values import (
     Storage,
     Tensor,
     Value,
+    alternatives,
     tensors_in,
 )
 
@@ -120,8 +121,9 @@ def _stale_read(write: ev.WriteEvent, replays: list[ev.ReplayEvent], walk: Walk)
     later = [event.clock for event in walk.of(ev.WriteEvent) if event.cell == write.cell and event.clock > write.clock]
     until = min(later, default=1 << 60)
     for read in walk.of(ev.ReadEvent):
-        if read.cell == write.cell and write.clock < read.clock < until and _replay_between(write, read, replays) and isinstance(read.value, Tensor):
-            used = _used_at(read, read.value, walk)
+        if read.cell == write.cell and write.clock < read.clock < until and _replay_between(write, read, replays):
+            kept = next((one for one in alternatives(read.value) if isinstance(one, Tensor) and one.storage is getattr(write.new, "storage", None)), None)
+            used = _used_at(read, kept, walk) if kept is not None else None
             if used is not None:
                 return used
     return None

@@ -45,7 +45,12 @@ def _operands(event: ev.Event) -> list[Value]:
 
 def _read_whole(storage: Storage, capture: ev.Capture, walk: Walk) -> bool:
     """Whether work in the region takes the whole tensor, and not only a slice of the size that the graph is for."""
-    return any(one.storage is storage and not one.part for event in walk.inside(capture) for value in _operands(event) for one in tensors_in(value))
+    return any(one.storage is storage and not one.part for event in walk.inside(capture) if _of_torch(event) for value in _operands(event) for one in tensors_in(value))
+
+
+def _of_torch(event: ev.Event) -> bool:
+    """A kernel of another library most likely takes lengths beside the buffer."""
+    return isinstance(event, ev.OpEvent) or (isinstance(event, ev.CallEvent) and event.name.startswith("torch."))
 
 
 def _stands_for_all(fill: ev.InplaceEvent, fills: list[ev.InplaceEvent], replay: ev.ReplayEvent, walk: Walk) -> bool:

@@ -15,8 +15,9 @@ def thread_in_capture(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
     """Another thread uses the GPU while a capture is open."""
     if capture.kind not in ("graph", "manual", "graphed-callable") or capture.mode == "?":
         return
-    for owner, started, events in walk.machine.threads:
-        inside = capture.begin < started < (capture.end or walk.machine.clock)
+    until = capture.end or walk.machine.clock
+    for owner, started, events in sorted(walk.machine.threads, key=lambda one: not capture.begin < one[1] < until):
+        inside = capture.begin < started < until
         if not inside and not (started < capture.begin and _alive(owner, capture, walk)):
             continue
         touch = next((event for event in events if isinstance(event, ev.CallEvent) and _disturbs(event, capture.mode)), None)
@@ -30,7 +31,9 @@ def thread_in_capture(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
 
 
 def _alive(owner: Value, capture: ev.Capture, walk: Walk) -> bool:
-    """Whether the thread may still run when the capture begins."""
+    """Whether the thread may still run when the capture begins; a pool's task is taken for done."""
+    if isinstance(owner, External) and owner.name == "concurrent.futures.Future":
+        return False
     joined = owner.facts.get("joined", 0) if isinstance(owner, External) else 0
     if isinstance(owner, Instance):
         joined = max((event.clock for event in walk.of(ev.CallEvent) if event.receiver is owner and event.name.endswith(".join")), default=0)
