@@ -281,7 +281,7 @@ class Decoder:
 
     def step(self, token: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
         x = self.model.tokens(token) + self.model.places(place)
-        mask = torch.arange(1024, device="cuda") <= place
+        mask = (torch.arange(1024, device="cuda") <= place).view(1, 1, 1, 1024)
         for i, block in enumerate(self.model.blocks):
             q, k, v = block.qkv(block.norm1(x)).view(8, 1, 3, 8, 64).permute(2, 0, 3, 1, 4)
             self.keys[i].index_copy_(2, place, k)

@@ -266,6 +266,16 @@ class Admission:
         """Streams that the watched call worked on beside the one it was started on."""
         return tuple(self.watched.streams)[1:]
 
+    def _unforked(self, where: Where | None, cause: BaseException | None = None) -> CaptureError:
+        return error_of("unforked-stream")(
+            "the call works on a stream that was not forked from the current one: a replay leaves that out",
+            rule="unforked-stream",
+            stage="capture",
+            where=where,
+            cause=cause,
+            cure="Call `side.wait_stream(torch.cuda.current_stream())` before it and join the stream afterwards.",
+        )
+
     def _is_here(self, device: torch.device) -> bool:
         """A generator made for `cuda` has no device index and means the current one."""
         return device.type == self.state.device.type and device.index in (None, self.state.device.index)
@@ -275,14 +285,11 @@ class Admission:
             return failed.first
         memory = self.backend.out_of_memory(failed.first)
         if isinstance(failed.first, UncapturedWork):
-            return error_of("unforked-stream")(
-                "the call works on a stream that was not forked from the current one: a replay leaves that out",
-                rule="unforked-stream",
-                stage="capture",
-                where=self.watched.streams.get(failed.first.args[0]) or self.where,
-                cure="Call `side.wait_stream(torch.cuda.current_stream())` before it and join the stream afterwards.",
-            )
+            return self._unforked(self.watched.streams.get(failed.first.args[0]) or self.where)
         error = translate(failed.first, self.watched.events, self.where, memory)
+        elsewhere = list(self.watched.streams.values())[1:]
+        if error.rule == "host-sync" and error.where is not None and error.where in elsewhere:
+            error = self._unforked(error.where, failed.first)  # refused, since its stream is no part of the capture
         if not failed.healed:
             error = error_of("damaged-process")(
                 f"{error.reason}; the capture could not be ended cleanly and the process is damaged",

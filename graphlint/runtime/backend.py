@@ -75,7 +75,10 @@ class GraphBackend(Protocol):
         """The device of a call that shows no tensor."""
 
     def new_stream(self, device: torch.device) -> Any:
-        """A side stream for warm-up and capture."""
+        """A side stream for warm-up and capture, not shared with another live guard."""
+
+    def give_back(self, stream: Any) -> None:
+        """Takes such a stream back."""
 
     def new_pool(self, device: torch.device) -> Any:
         """A memory pool that several graphs can share."""

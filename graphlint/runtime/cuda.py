@@ -74,13 +74,25 @@ class CudaBackend:
 
     def __init__(self) -> None:
         self._workspaces: list[Any] = []
+        self._free: list[torch.cuda.Stream] = []
 
     def new_stream(self, device: torch.device) -> torch.cuda.Stream:
-        """A side stream of the device, with cuBLAS workspaces that stay where they are."""
+        """A side stream of the device, with cuBLAS workspaces that stay where they are.
+
+        No two live guards share one: graphs captured on one stream share its workspaces, and would disturb each other when
+        they are replayed at the same time. A stream that was given back is used again, for its workspaces are large.
+        """
+        for i, stream in enumerate(self._free):
+            if stream.device == device:
+                return self._free.pop(i)
         stream = torch.cuda.Stream(device)
         with contextlib.suppress(RuntimeError, AttributeError):
             self._own_workspaces(stream)
         return stream
+
+    def give_back(self, stream: torch.cuda.Stream) -> None:
+        """Takes a stream back whose guard is gone; no graph captured on it may be replayed any more."""
+        self._free.append(stream)
 
     def _own_workspaces(self, stream: torch.cuda.Stream) -> None:
         """Has cuBLAS allocate its workspaces for the stream, of this thread and of autograd's, in a pool that nobody

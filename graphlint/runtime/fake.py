@@ -8,6 +8,7 @@ sync-debug mode on.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -107,6 +108,8 @@ class FakeBackend:
         self.graphs: list[FakeGraph] = []
         self.stream = 0
         self.free = 1 << 40
+        self._numbers = itertools.count(1)
+        self._free: list[int] = []
 
     def unavailable(self) -> str:
         """Always available."""
@@ -117,8 +120,12 @@ class FakeBackend:
         return torch.device("cpu")
 
     def new_stream(self, device: torch.device) -> Any:
-        """A name for a stream."""
-        return "side"
+        """A number that stands for a stream."""
+        return self._free.pop() if self._free else next(self._numbers)
+
+    def give_back(self, stream: Any) -> None:
+        """Keeps it for the next guard."""
+        self._free.append(stream)
 
     def new_pool(self, device: torch.device) -> Any:
         """A pool is the list of graphs captured into it."""

@@ -19,6 +19,7 @@ import sys
 import threading
 import types
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -97,6 +98,7 @@ class CaptureSafe:
         }
         self._state: State | None = None
         self._stream: Any = self._options.stream
+        self._lent: Any = None  # gives the stream back when the guard is reset or gone
         self._pool: Any = None
         self._pool_users = 0
         self._shared: Shared | None = None
@@ -244,6 +246,8 @@ class CaptureSafe:
         state = self._found(call)
         if self._stream is None:
             self._stream = self._backend.new_stream(state.device)
+            self._lent = weakref.finalize(self, self._backend.give_back, self._stream)
+            self._lent.atexit = False
         if self._shared is None:
             stream_id = self._backend.stream_id(state.device)
             after = functools.partial(self._backend.after_stream, state.device)
@@ -660,6 +664,8 @@ class CaptureSafe:
         """Drops graphs, buffers, pool, counts and notes: the guard is as new."""
         with _CAPTURES, self._lock:
             self.invalidate()
+            if self._lent is not None:
+                self._lent()
             self._init()
 
     def _forget_state(self) -> None:

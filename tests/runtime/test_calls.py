@@ -482,3 +482,17 @@ def test_tensors_elsewhere_are_refused(kit: Any) -> None:
             kit.guard(lambda x: linear(x.cpu()))(kit.randn(1, 2))
     with pytest.raises((SignatureError, CaptureError)):
         kit.guard(lambda x: x)(torch.ones(2, device="meta"))
+
+
+def test_live_guards_share_no_stream_and_give_theirs_back(kit: Any) -> None:
+    guards = [kit.guard(lambda x: x * 2) for _ in range(2)]
+    for guard in guards:
+        guard(kit.randn(3))
+    first, second = (guard._stream for guard in guards)
+    assert first != second
+    guards[0].reset()
+    third = kit.guard(lambda x: x * 3)
+    third(kit.randn(3))
+    assert third._stream == first
+    guards[0](kit.randn(3))
+    assert guards[0]._stream not in (first, second)

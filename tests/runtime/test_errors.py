@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-import graphlint  # noqa: E402
-from graphlint import rulebook  # noqa: E402
-from graphlint.runtime import errors, translate  # noqa: E402
-from graphlint.runtime.errors import CaptureError, HostSyncError, Where  # noqa: E402
+import graphlint
+from graphlint import rulebook
+from graphlint.runtime import errors, translate
+from graphlint.runtime.errors import CaptureError, HostSyncError, Where
 
 RUNTIME = Path(graphlint.__file__).parent / "runtime"
 
