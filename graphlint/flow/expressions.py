@@ -117,7 +117,7 @@ class Expressions(State):
 
     def _tag(self, value: Value, cell: Cell) -> Value:
         if isinstance(value, Host):
-            if value.kind in ("device", "dtype", "none", "str") or len(value.origins) >= MAX_ORIGINS:
+            if value.kind in ("device", "dtype") or len(value.origins) >= MAX_ORIGINS:
                 return value
             return replace(value, origins=value.origins | {cell})
         if isinstance(value, Choice) and any(isinstance(one, Host) for one in value.values):
@@ -603,12 +603,16 @@ class Expressions(State):
             return False
 
     def _Format(self, node: ir.Format) -> Value:
-        origins: frozenset[Cell] = frozenset()
-        for part in node.values:
+        parts: list[str] = list(node.texts[:1])
+        for part, text in zip(node.values, node.texts[1:] or [""] * len(node.values), strict=True):
             value = self.eval(part)
-            origins |= self.origins(value)
             self.happen(ev.FormatEvent, part.at, value)
-        return Host("str")
+            if isinstance(value, Host) and value.known and value.kind in ("str", "int", "bool"):
+                parts += [str(value.value), text]
+            else:
+                parts = []
+        whole = len(parts) == 2 * len(node.values) + 1 and sum(map(len, parts)) < 200
+        return const("".join(parts)) if whole else Host("str")
 
     def _Star(self, node: ir.Star) -> Value:
         return self.eval(node.value)
