@@ -128,9 +128,10 @@ class Comprehension(Node, frozen=True, array_like=True, tag="co"):
 
 
 class Format(Node, frozen=True, array_like=True, tag="f"):
-    """An f-string: only the values that are formatted."""
+    """An f-string: the values that are formatted, and the texts around them (none where a value is formatted otherwise than by `str`)."""
 
     values: "tuple[Expr, ...]"
+    texts: tuple[str, ...] = ()
 
 
 class Star(Node, frozen=True, array_like=True, tag="st"):

@@ -259,8 +259,15 @@ class _Lower:
         return ir.Comprehension(_at(node), kind, self.expr(item), self.maybe(value), loops)
 
     def JoinedStr(self, node: ast.JoinedStr) -> ir.Expr:
-        values = [self.expr(part.value) for part in node.values if isinstance(part, ast.FormattedValue)]
-        return ir.Format(_at(node), tuple(values))
+        values, texts, plain = [], [""], True
+        for part in node.values:
+            if isinstance(part, ast.Constant):
+                texts[-1] += str(part.value)
+            elif hasattr(part, "conversion"):
+                values.append(self.expr(part.value))
+                texts.append("")
+                plain = plain and part.conversion == -1 and part.format_spec is None
+        return ir.Format(_at(node), tuple(values), tuple(texts) if plain else ())
 
     TemplateStr = JoinedStr
 

@@ -52,6 +52,7 @@ def begin(machine: Machine, kind: str, api: str, at: ir.Span, graph: Holder | No
     capture.sure = not machine.doubt
     capture.loop = machine.frame.loops > 0
     capture.backward = backward
+    capture.autocast = next((clock for one, clock in machine.autocast if not _uncached(one)), 0)
     capture.outer = machine.capture
     if isinstance(stream, External):
         capture.stream = stream
@@ -88,6 +89,11 @@ def begin(machine: Machine, kind: str, api: str, at: ir.Span, graph: Holder | No
 def _sure_loops(machine: Machine, frame: ev.Frame) -> int:
     """The loops of a frame around this moment; none where a test inside the innermost decides in which rounds it comes here."""
     return frame.loops if machine.doubt <= frame.loop_doubt else 0
+
+
+def _uncached(autocast: External) -> bool:
+    words = [autocast.keywords.get("cache_enabled"), autocast.keywords.get("enabled"), *autocast.args[3:4]]
+    return any(isinstance(one, Host) and one.value is False for one in words)
 
 
 def end(machine: Machine, capture: ev.Capture, at: ir.Span) -> None:

@@ -72,7 +72,7 @@ class State:
         self.unresolved: dict[tuple[str, int], str] = {}
         self.memo: dict[Any, Any] = {}
         self.whole = False  # the walk began at a program's own entry, so what was not seen did not happen
-        self.autocast: list[Value] = []
+        self.autocast: list[tuple[External, int]] = []  # with the clock of their entry
         self.default_device = "cpu"
         self.known_regions: dict[tuple[str, ir.Span], Region] = {}  # what the region finder saw, by the span of its statement or call
         self.written_in_capture: set[Cell] = set()  # cells that some capture wrote, or that hold what one made: reading them is an event from then on

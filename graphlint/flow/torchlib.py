@@ -378,7 +378,7 @@ def with_external(machine: Machine, manager: Value, body: Body, at: ir.Span, who
                 machine.grad_mode = outer
             return
         if manager.name in ("torch.amp.autocast",):
-            machine.autocast.append(manager)
+            machine.autocast.append((manager, machine.tick()))
             body(manager)
             machine.autocast.pop()
             return
@@ -838,6 +838,17 @@ def _partial(machine: Machine, event: ev.CallEvent) -> Value:
     return Partial(event.args[0], tuple(event.args[1:]), dict(event.keywords)) if event.args else UNKNOWN
 
 
+def _reduce(machine: Machine, event: ev.CallEvent) -> Value:
+    """`functools.reduce(f, items, start)`: one call for each item."""
+    if len(event.args) < 2:
+        return UNKNOWN
+    values = machine.iterate(event.args[1], event.at)
+    result = event.args[2] if len(event.args) > 2 else (values.pop(0) if values else UNKNOWN)
+    for one in values:
+        result = machine.call(event.args[0], [result, one], {}, event.at)
+    return result
+
+
 def _wraps(machine: Machine, event: ev.CallEvent) -> Value:
     return External("functools.wraps", machine.site(event.at), machine.clock)
 
@@ -982,7 +993,7 @@ _HANDLERS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
     "torch.device": _device_made, "torch.cuda.current_stream": _current_stream, "torch.cuda.default_stream": _default_stream,
     **{f"torch.distributed.{name}": _collective for name in names.COLLECTIVES},
     "torch.cuda.set_stream": _set_stream, "torch.nn.Parameter": _parameter, "torch.nn.Buffer": _parameter, "torch.set_default_device": _default_device,
-    "functools.partial": _partial, "functools.wraps": _wraps, "functools.wraps.__call__": _identity, "functools.update_wrapper": _identity,
+    "functools.reduce": _reduce, "functools.partial": _partial, "functools.wraps": _wraps, "functools.wraps.__call__": _identity, "functools.update_wrapper": _identity,
     "torch.cuda.make_graphed_callables": _graphed, "transformer_engine.pytorch.make_graphed_callables": _graphed,
     "torch.compile": graphs.compiled, "graphlint.capture_safe": _guard, "torch.utils.checkpoint.checkpoint": _checkpoint,
     "logging.getLogger": _logger, "logging.Logger.getChild": _logger, "copy.deepcopy": _deepcopy, "copy.copy": _deepcopy, "collections.deque": _deque, "collections.OrderedDict": _ordered, "collections.defaultdict": _defaultdict,
