@@ -70,7 +70,7 @@ def _backward_seen(session: Session) -> Iterator[None]:
 
 
 def _accumulators(session: Session, outputs: Any) -> None:
-    """The nodes that add up gradients remember the stream of their first backward; a capture can't wait for the default stream's."""
+    """Gradient nodes remember the stream of their first backward; a capture can not wait for the default stream."""
     queue = [getattr(output, "grad_fn", None) for output in outputs]
     seen: set[Any] = set()
     while queue and len(seen) < 50_000:

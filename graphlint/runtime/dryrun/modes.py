@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphlint.runtime.dryrun import moves
 from graphlint.runtime.dryrun.records import Draw, Op, Operand, Role
+from graphlint.runtime.dryrun.roles import generator_identity
 from graphlint.runtime.dryrun.session import Call, Session
 
 
@@ -126,7 +127,7 @@ class OpMode(TorchDispatchMode):
             session.observer.made(region, result)
         generator = kwargs.get("generator")
         on_device = op.on_device or any(session.roles.of(tensor) == "device" for tensor in tensors(result))
-        if generator is not None and on_device and id(generator) not in region.generators:
+        if generator is not None and on_device and generator_identity(generator) not in region.generators:
             session.event("custom-generator", op.call or op.name, site=op.site)
         if on_device and (func._schema.is_mutable or any(storage not in given for storage in outputs)):
             kind = session.streams.launch()

@@ -14,6 +14,11 @@ import torch
 from graphlint.runtime.dryrun.records import Role
 
 
+def generator_identity(generator: Any) -> int:
+    """Names a generator: torch wraps the same one in new Python objects."""
+    return int(getattr(generator, "_cdata", id(generator)))
+
+
 class Roles(Protocol):
     """Answers where tensors live."""
 

@@ -15,6 +15,7 @@ from graphlint.runtime import differential
 from graphlint.runtime.dryrun import emulate, hoststate, lines, memory, sites, staleness
 from graphlint.runtime.dryrun.judge import Judge
 from graphlint.runtime.dryrun.report import DryRunReport, Optimizer, executed_lines
+from graphlint.runtime.dryrun.roles import generator_identity
 from graphlint.runtime.dryrun.session import Region, Session
 
 Between = Callable[..., Any]
@@ -86,7 +87,7 @@ class StepRun:
     ) -> None:
         self._session, self._judge = session, judge
         self._fn, self._args, self._kwargs = fn, args, kwargs
-        self._generators = {id(generator) for generator in generators}
+        self._generators = {generator_identity(generator) for generator in generators}
         self._roots = {_name(fn): fn, **{f"args[{i}]": arg for i, arg in enumerate(args)}, **kwargs}
         self._optimizers: dict[int, Optimizer] = {}
         self._error = ""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from graphlint.runtime.dryrun.roles import generator_identity
 from graphlint.runtime.dryrun.session import Region, Session
 from graphlint.runtime.dryrun.streams import Mark
 from graphlint.runtime.dryrun.tape import Freed
@@ -220,7 +221,7 @@ class GraphStandIn:
 
     def register_generator_state(self, generator: Any) -> None:
         """The graph will advance this generator on replay."""
-        self._generators.add(id(generator))
+        self._generators.add(generator_identity(generator))
 
     def enable_debug_mode(self) -> None:
         """Nothing to do."""
