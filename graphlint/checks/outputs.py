@@ -118,7 +118,7 @@ def _replay_between(first: ev.Event, second: ev.Event, replays: list[ev.ReplayEv
 
 def _stale_read(write: ev.WriteEvent, replays: list[ev.ReplayEvent], walk: Walk) -> ev.Event | None:
     """Where the kept result is used behind a later replay, with nothing put into its place before."""
-    later = [event.clock for event in walk.of(ev.WriteEvent) if event.cell == write.cell and event.clock > write.clock]
+    later = [event.clock for event in walk.of(ev.WriteEvent) if event.cell == write.cell and event.clock > write.clock and (event.sure or not _last_sure(replays, event.clock))]
     until = min(later, default=1 << 60)
     for read in walk.of(ev.ReadEvent):
         if read.cell == write.cell and write.clock < read.clock < until and _replay_between(write, read, replays):
@@ -127,6 +127,12 @@ def _stale_read(write: ev.WriteEvent, replays: list[ev.ReplayEvent], walk: Walk)
             if used is not None:
                 return used
     return None
+
+
+def _last_sure(replays: list[ev.ReplayEvent], clock: int) -> bool:
+    """Whether the last replay before happens in any case: a write that may not happen leaves the old result behind it."""
+    before = [one for one in replays if one.clock < clock]
+    return bool(before) and before[-1].sure
 
 
 def _used_at(read: ev.ReadEvent, tensor: Tensor, walk: Walk) -> ev.Event | None:
