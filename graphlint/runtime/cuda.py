@@ -79,8 +79,9 @@ class CudaBackend:
     def new_stream(self, device: torch.device) -> torch.cuda.Stream:
         """A side stream of the device, with cuBLAS workspaces that stay where they are.
 
-        No two live guards share one: graphs captured on one stream share its workspaces, and would disturb each other when
-        they are replayed at the same time. A stream that was given back is used again, for its workspaces are large.
+        No two live guards share one: graphs captured on one stream share its workspaces, and would disturb each
+        other when they are replayed at the same time. A stream that was given back is used again, for its workspaces
+        are large.
         """
         for i, stream in enumerate(self._free):
             if stream.device == device:

@@ -244,6 +244,7 @@ class CaptureSafe:
     def _admit(self, key: Any, call: Call) -> Any:
         """Warm-up, capture, verification of a new call; gives the caller's result."""
         state = self._found(call)
+        self._refuse_wrapped(state.found)
         if self._stream is None:
             self._stream = self._backend.new_stream(state.device)
             self._lent = weakref.finalize(self, self._backend.give_back, self._stream)
@@ -272,6 +273,20 @@ class CaptureSafe:
             _OWNER[0] = owner
         self._tell(admission)
         return admission.result
+
+    def _refuse_wrapped(self, found: discover.Found) -> None:
+        """In mode "autograd" gradients are added outside of autograd, where DistributedDataParallel does not see
+        them.
+        """
+        if self._options.mode != "autograd":
+            return
+        for path, module in found.modules.items():
+            if type(module).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
+                raise SignatureError(
+                    f"`{path}` is a {type(module).__name__}, which would not see the gradients of a replay",
+                    stage="preflight",
+                    cure='Guard the whole step (mode="step"), with the communication inside.',
+                )
 
     def _sister_grads(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The gradients that a graph of this guard adds to."""
@@ -503,7 +518,7 @@ class CaptureSafe:
             )
         )
         self._disarm(captured)
-        return self._slow(args, kwargs)
+        return MISS  # the slow path goes on, outside the lock of the fast one
 
     def _broken(self, captured: Captured | AutogradCaptured, fact: Fact | None, args: Any, kwargs: Any) -> Any:
         """Called by the fast path when a fact fails or a state was loaded: the slow path looks at everything first."""
@@ -527,15 +542,16 @@ class CaptureSafe:
 
     def _failed(self, key: Any, admission: Admission, error: CaptureError) -> Any:
         """A graph could not be made: S0 and the error, or S1 and the result of the real call."""
-        eager = self._options.on_violation != "raise"
-        if eager and admission.ran:
-            admission.after.restore()
-            self._refused[key] = error
-            self._count_eager(key, error)
-            return admission.result
-        if admission.ran:
-            admission.undo()
-        raise error
+        if self._options.on_violation == "raise":
+            if admission.ran:
+                admission.undo()
+            raise error
+        self._refused[key] = error
+        self._count_eager(key, error)
+        if not admission.ran:
+            return self._fn(*admission.call.args, **admission.call.kwargs)
+        admission.after.restore()
+        return admission.result
 
     def _violated(self, key: Any, captured: Captured | AutogradCaptured, error: CaptureError, call: Call) -> Any:
         """What was promised at capture no longer holds."""

@@ -114,6 +114,23 @@ def test_a_scheduler_reaches_the_graph_through_a_tensor_lr(kit: Any) -> None:
     same(*runs)
 
 
+def test_a_float_lr_is_turned_and_a_scheduler_reaches_it(kit: Any) -> None:
+    def make(kit: Any) -> Any:
+        m = model(kit)
+        o = torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.9, fused=True)
+        return m, o, step_of(m, o)
+
+    runs = []
+    for guarded in (False, True):
+        run = Run(kit, guarded, make)
+        if not guarded:
+            run.optimizer.param_groups[0]["lr"] = torch.tensor(0.01, device=kit.device)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(run.optimizer, 20)
+        runs.append(run.train(20, scheduler))
+    same(*runs)
+    assert any("device tensor now" in note for note in runs[1].step.report().notes)
+
+
 def test_gradients_kept_outside_accumulate_as_in_eager(kit: Any) -> None:
     def make(kit: Any) -> Any:
         m = model(kit)

@@ -135,6 +135,18 @@ def test_eager_only_when_asked_counted_and_told_once(kit: Any) -> None:
     assert guard.report().fallbacks[0].calls == 6
 
 
+def test_eager_also_where_the_call_is_refused_beforehand(kit: Any) -> None:
+    base, twin = kit.randn(6), kit.randn(6)
+    fn = lambda a, b: a.mul_(2).sum() + b.sum()  # noqa: E731
+    guard = kit.guard(fn, on_violation="eager")
+    with pytest.warns(UserWarning, match="overlapping-input"):
+        got = guard(base[:4], base[2:])
+    assert torch.equal(got, fn(twin[:4], twin[2:]))
+    assert torch.equal(base, twin)
+    assert guard.stats["eager"] == 1
+    assert guard.stats["captures"] == 0
+
+
 def test_a_keyboard_interrupt_leaves_no_trace(kit: Any) -> None:
     m, _o, step = trainer(kit)
     calls = [0]
