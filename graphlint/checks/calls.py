@@ -117,6 +117,8 @@ def _names(event: ev.CallEvent) -> list[str]:
 
 def _concerns_device(event: ev.CallEvent, fact: CallFact) -> bool:
     """A tensor call matters only for tensors that are not known to lie on the host."""
+    if event.name in ("builtins.min", "builtins.max", "builtins.sorted") and "key" in event.keywords:
+        return False  # only what the key gives is compared, see `compared_on_host`
     if isinstance(event.receiver, Tensor):
         return on_device(event.receiver) is not None
     if event.name.startswith("?."):

@@ -402,8 +402,10 @@ class Calls(Expressions):
                 value: Value = known
                 return value
         frame = self._frame(func, args, keywords, at)
+        outer, self.grad_mode = self.grad_mode, func.facts.get("grad_mode", self.grad_mode)
         with self.entered(frame):
             self.run_body(func.func)
+        self.grad_mode = outer
         result = join(*frame.returns) if frame.returns else NONE
         if memo is not None:
             self.memo[memo] = (self.memo.get(memo, (0, UNKNOWN))[0] + 1, result)

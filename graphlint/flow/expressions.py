@@ -48,6 +48,10 @@ _FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "<<": operator.lshift, ">>": operator.rshift, "|": operator.or_, "&": operator.and_, "^": operator.xor,
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
+_DUNDERS = {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "@": "matmul", "**": "pow", "<<": "lshift", ">>": "rshift",
+    "|": "or", "&": "and", "^": "xor", "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge",
+}  # fmt: skip
 _COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">="})
 MAX_ORIGINS = 6
 
@@ -291,10 +295,10 @@ class Expressions(State):
             return self.items(left.kind, left.values + right.values, at)
         if isinstance(left, Items) and op in ("+", "*"):
             return self.items(left.kind, [*left.values, *(right.values if isinstance(right, Items) else [])] or [UNKNOWN], at, exact=False)
-        if isinstance(left, Instance):
-            method = {"+": "__add__", "-": "__sub__", "*": "__mul__", "@": "__matmul__", "/": "__truediv__", "==": "__eq__"}.get(op, "")
-            if method and left.cls.find(method):
-                return self.call(self.attribute(left, method, at), [right], {}, at)
+        for one, other, prefix in ((left, right, ""), (right, left, "r")):
+            method = f"__{prefix}{_DUNDERS.get(op, '')}__"
+            if isinstance(one, Instance) and one.cls.find(method):
+                return self.call(self.attribute(one, method, at), [other], {}, at)
         if op in ("==", "!=", "<", "<=", ">", ">=") and not isinstance(left, Unknown) and not isinstance(right, Unknown):
             return Host("bool")
         return SOMETHING

@@ -361,7 +361,7 @@ def _len(machine: Machine, event: ev.CallEvent) -> Value:
 def _isinstance(machine: Machine, event: ev.CallEvent) -> Value:
     if len(event.args) < 2:
         return Host("bool")
-    wanted = _class_names(event.args[1])
+    wanted = class_names(event.args[1])
     answers = {_any_of(one, wanted) for one in alternatives(event.args[0])}
     answer = answers.pop() if len(answers) == 1 else None
     return Host("bool") if answer is None else const(answer)
@@ -374,13 +374,13 @@ def _any_of(value: Value, wanted: list[str]) -> bool | None:
     return None if None in answers or not answers else False
 
 
-def _class_names(value: Value) -> list[str]:
+def class_names(value: Value) -> list[str]:
     if isinstance(value, Symbol):
         return [value.name.rpartition(".")[2]]
     if isinstance(value, ClassValue):
         return [value.cls.name]
     if isinstance(value, Items):
-        return [name for one in value.values for name in _class_names(one)]
+        return [name for one in value.values for name in class_names(one)]
     return []
 
 
@@ -518,9 +518,13 @@ def _extreme(machine: Machine, event: ev.CallEvent) -> Value:
     """`min`, `max`, `any`, `all`, `sorted` compare elements on the host."""
     name = event.name.partition(".")[2]
     values = list(event.args) if len(event.args) > 1 else (iterated(machine, event.args[0], event.at) if event.args else [])
-    tensors = [one for one in values if isinstance(one, Tensor)]
+    key = event.keywords.get("key")
+    compared = values if key is None else [machine.call(key, [one], {}, event.at) for one in values]
+    tensors = [one for one in compared if isinstance(one, Tensor)]
+    if key is not None and name in ("min", "max") and not tensors:
+        return join(*values) if values else UNKNOWN
     if tensors and len(values) > 1:
-        machine.happen(ev.CompareEvent, event.at, name, tuple(values))
+        machine.happen(ev.CompareEvent, event.at, name, tuple(compared))
         return tensors[0] if name in ("min", "max") else (Host("bool", marks=frozenset({"data"})) if name in ("any", "all") else machine.items("list", values, event.at, exact=False))
     if name == "sorted":
         return _same_items(machine, event)

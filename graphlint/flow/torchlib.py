@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphlint import ir
 from graphlint.flow import events as ev
-from graphlint.flow import graphs, modules, names, pylib, tensors
+from graphlint.flow import graphs, modules, names, pylib, stdlib, tensors
 from graphlint.flow.names import symbol
 from graphlint.flow.values import (
     NO,
@@ -238,6 +238,15 @@ def decorate(machine: Machine, func: Value, target: Value, at: ir.Span) -> Value
         facts["bounded"] = bounded and not (isinstance(size, Host) and size.kind == "none")
         facts["at"] = at
         return Wrapped(target, "lru_cache", facts)
+    if isinstance(target, Closure) and (name in GRAD_MODES or isinstance(func, External) and func.name in GRAD_MODES):
+        mode = grad_mode(func) if isinstance(func, External) else name == "torch.enable_grad"
+        return Closure(target.func, target.module, target.scope, target.owner, target.defaults, target.wraps, {**target.facts, "grad_mode": mode})
+    if isinstance(func, External) and func.name == "functools.singledispatch.register":
+        return stdlib.register(machine, func.facts["func"], [func.facts["cls"], target], at)
+    if isinstance(func, Bound) and isinstance(func.receiver, Wrapped) and func.receiver.kind == "dispatch" and func.func == "register":
+        return stdlib.register(machine, func.receiver, [target], at)
+    if name == "functools.singledispatch":
+        return machine.call(func, [target], {}, at)
     if name == "torch.compile":
         return machine.call(func, [target], {}, at)
     if name in ("graphlint.capture_safe", "torch.cuda.make_graphed_callables"):
@@ -271,6 +280,8 @@ def call_wrapped(machine: Machine, func: Wrapped, args: list[Value], keywords: d
         return _cached(machine, func, args, keywords, at)
     if func.kind == "capture-safe":
         return _capture_safe(machine, func, args, keywords, at)
+    if func.kind == "dispatch":
+        return stdlib.dispatched(machine, func, args, keywords, at)
     return machine.call(func.func, args, keywords, at)
 
 
@@ -334,6 +345,8 @@ def call_on_callable(machine: Machine, func: Value, name: str, args: list[Value]
         machine.happen(ev.CallEvent, at, "functools.cache_clear", func, tuple(args), keywords, NONE)
         func.facts.get("results", {}).clear()
         return NONE
+    if isinstance(func, Wrapped) and func.kind == "dispatch" and name == "register":
+        return stdlib.register(machine, func, args, at)
     if name in ("__call__", "forward"):
         return machine.call(func, args, keywords, at)
     return UNKNOWN
@@ -838,17 +851,6 @@ def _partial(machine: Machine, event: ev.CallEvent) -> Value:
     return Partial(event.args[0], tuple(event.args[1:]), dict(event.keywords)) if event.args else UNKNOWN
 
 
-def _reduce(machine: Machine, event: ev.CallEvent) -> Value:
-    """`functools.reduce(f, items, start)`: one call for each item."""
-    if len(event.args) < 2:
-        return UNKNOWN
-    values = machine.iterate(event.args[1], event.at)
-    result = event.args[2] if len(event.args) > 2 else (values.pop(0) if values else UNKNOWN)
-    for one in values:
-        result = machine.call(event.args[0], [result, one], {}, event.at)
-    return result
-
-
 def _wraps(machine: Machine, event: ev.CallEvent) -> Value:
     return External("functools.wraps", machine.site(event.at), machine.clock)
 
@@ -923,6 +925,9 @@ def _defaultdict(machine: Machine, event: ev.CallEvent) -> Value:
 
 def _backward(machine: Machine, event: ev.CallEvent) -> Value:
     """`loss.backward()`: gradients appear, and the Python of the backward pass runs now."""
+    for key, gradient in list(machine.gradients.slots.items()):
+        if isinstance(gradient, Host) and gradient.kind == "none":
+            machine.drop(machine.gradients, key)  # made anew when somebody looks at it
     graphs.run_backward(machine, event.at)
     return NONE
 
@@ -993,7 +998,8 @@ _HANDLERS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
     "torch.device": _device_made, "torch.cuda.current_stream": _current_stream, "torch.cuda.default_stream": _default_stream,
     **{f"torch.distributed.{name}": _collective for name in names.COLLECTIVES},
     "torch.cuda.set_stream": _set_stream, "torch.nn.Parameter": _parameter, "torch.nn.Buffer": _parameter, "torch.set_default_device": _default_device,
-    "functools.reduce": _reduce, "functools.partial": _partial, "functools.wraps": _wraps, "functools.wraps.__call__": _identity, "functools.update_wrapper": _identity,
+    **stdlib.HANDLERS,
+    "functools.partial": _partial, "functools.wraps": _wraps, "functools.wraps.__call__": _identity, "functools.update_wrapper": _identity,
     "torch.cuda.make_graphed_callables": _graphed, "transformer_engine.pytorch.make_graphed_callables": _graphed,
     "torch.compile": graphs.compiled, "graphlint.capture_safe": _guard, "torch.utils.checkpoint.checkpoint": _checkpoint,
     "logging.getLogger": _logger, "logging.Logger.getChild": _logger, "copy.deepcopy": _deepcopy, "copy.copy": _deepcopy, "collections.deque": _deque, "collections.OrderedDict": _ordered, "collections.defaultdict": _defaultdict,
@@ -1007,7 +1013,7 @@ _HANDLERS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
     "torch.no_grad.__call__": _identity, "torch.inference_mode.__call__": _identity, "torch.enable_grad.__call__": _identity, "torch.amp.autocast.__call__": _identity,
     "torch.Generator": _made, "typing.cast": lambda machine, event: event.args[-1] if event.args else UNKNOWN,
     "torch.cuda.graph": _made, "torch.cuda.stream": _made, "torch.npu.graph": _made, "torch.xpu.graph": _made, "torch.musa.graph": _made, "torch.hpu.graph": _made, "torch.mlu.graph": _made,
-    "torch.npu.stream": _made, "torch.xpu.stream": _made, "contextlib.nullcontext": _made,
+    "torch.amp.autocast": _made, "torch.npu.stream": _made, "torch.xpu.stream": _made, "contextlib.nullcontext": _made,
 }  # fmt: skip
 
 __all__ = ["annotated", "call", "decorate", "symbol", "with_external"]
