@@ -33,7 +33,7 @@ EVENTS: dict[str, EventFact] = {
     "cond": EventFact("cond-operator", "reads its predicate on the host before torch 2.12", until="2.11"),
     "one-hot": EventFact("dynamic-shape", "reads the largest class on the host to size its result"),
     "print": EventFact("printed-tensor", "reads the tensor's values on the host to write them out"),
-    "host-index": EventFact("host-index", "copies the index from the host to the device"),
+    "host-index": EventFact("host-index", "copies the {detail} from the host to the device"),
     "pinned-alloc": EventFact(
         "pinned-alloc", "allocates pinned memory, which is not permitted while a stream captures", until="2.10"
     ),
@@ -222,12 +222,6 @@ class Judge:
     def _mixed(self, op: Op) -> Finding | None:
         """Operands on both sides of the border: an index or a written value that must first be brought to the
         device."""
-        if op.name in ("aten::fill_", "aten::copy_") and op.call.endswith("__setitem__") and len(op.operands) == 2:
-            target, value = op.operands  # a device writes a plain number through a host tensor here
-            if target.role == "device" and value.role != "device":
-                return self.finding(
-                    "host-index", op.call, "copies the number from the host to the device", op.site, op.forward
-                )
         if op.name not in ("aten::index", "aten::index_put_", "aten::_index_put_impl_") or not op.operands:
             return None
         target, *others = op.operands
@@ -243,7 +237,9 @@ class Judge:
         if op.name != "aten::index" and strays and strays[-1] is op.operands[-1] and op.operands[-1].ndim == 0:
             strays = strays[:-1]
         if target.role == "device" and strays:
-            return self.finding("host-index", op.call or op.name, EVENTS["host-index"].why, op.site, op.forward)
+            return self.finding(
+                "host-index", op.call or op.name, EVENTS["host-index"].why.format(detail="index"), op.site, op.forward
+            )
         return None
 
     def _reader(self, call: str, site: Site, rule: str) -> str:

@@ -293,6 +293,17 @@ def _copy_(session: Session, name: str, func: Any, args: Any, kwargs: Any) -> An
     return func(*args, **kwargs)
 
 
+def _setitem(session: Session, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+    """`x[0] = 1.0` goes through a host tensor on a device, `x[0:1] = 1.0` does not (measured); a host tensor is copied."""
+    target, index, value = args
+    if session.role(target) == "device":
+        if isinstance(index, int) and not isinstance(index, bool) and isinstance(value, (int, float)):
+            session.event("host-index", name, "number")
+        elif isinstance(value, torch.Tensor) and value.dim() > 0:
+            _border(session, name, target, value, False)
+    return func(*args, **kwargs)
+
+
 def _border(session: Session, name: str, target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
     to, of = session.role(target), session.role(source)
     if to == "device" and of in ("host", "pinned"):
@@ -352,6 +363,7 @@ _HANDLERS: dict[str, Handler] = {
     "torch.Tensor.to": _to,
     "torch.Tensor.type": _type,
     "torch.Tensor.copy_": _copy_,
+    "torch.Tensor.__setitem__": _setitem,
     "torch.Tensor.pin_memory": _pin,
     "torch.Tensor.is_pinned": _is_pinned,
     "torch.Tensor.get_device": _get_device,

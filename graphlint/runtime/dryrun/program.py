@@ -31,6 +31,7 @@ from graphlint.runtime.dryrun.undo import Undo, gradients, modes_of_now
 
 _COMPARED_REPLAYS = 12
 _LATE_CAPTURES = 3
+_MANY_ALIVE = 7
 
 
 class _Graph:
@@ -126,7 +127,7 @@ class Program:
         alive = sum(ref() is not None for ref, _ in graphs)
         if late < _LATE_CAPTURES:
             return
-        if alive > _LATE_CAPTURES:
+        if alive >= _MANY_ALIVE:
             words = f"keeps every graph that it captures: {alive} are alive, and captures go on between replays"
             self._add("unbounded-graphs", "torch.cuda.graph", words, region.site)
         elif alive <= 2:
