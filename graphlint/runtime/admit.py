@@ -211,7 +211,7 @@ class Admission:
         grads = self._settle()
         written = self.written_arguments()
         report = GraphReport(_describe(spec), graph.node_counts(), input_bytes=static.nbytes)
-        report.copied = tuple(spec.names[i] for i in static.copied)
+        report.copied = [spec.names[i] for i in static.copied]
         watch = watch_of(self.state, self.options.watch, self.changing, self.entry == "some")
         report.watched = watch.promise
         captured = Captured(

@@ -223,7 +223,7 @@ def capture_autograd(admission: Admission, pool: Any, shared: Shared) -> Autogra
     if not live:
         live = [i for i, out in enumerate(outputs) if isinstance(out, torch.Tensor)]
     report = GraphReport(_describe(spec), forward.node_counts(), input_bytes=static.nbytes)
-    report.copied = tuple(spec.names[i] for i in static.copied)
+    report.copied = [spec.names[i] for i in static.copied]
     watch = watch_of(admission.state, admission.options.watch, admission.changing, False)
     report.watched = watch.promise
     mode = admission.options.outputs

@@ -28,7 +28,7 @@ class GraphReport:
     nodes: dict[str, int] = field(default_factory=dict)
     replays: int = 0
     input_bytes: int = 0
-    copied: tuple[str, ...] = ()
+    copied: list[str] = field(default_factory=list)
     watched: str = ""
     proofs: list[Proof] = field(default_factory=list)
     eager_us: float = 0.0

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from graphlint.runtime.backend import GraphBackend  # noqa: E402
 from graphlint.runtime.fake import FakeBackend  # noqa: E402
-from graphlint.runtime.guard import CaptureSafe, capture_safe  # noqa: E402
+from graphlint.runtime.guard import capture_safe  # noqa: E402
 
 torch.set_num_threads(1)
 KINDS: list[Any] = ["fake"]
@@ -56,8 +56,3 @@ def kit(request: pytest.FixtureRequest) -> Iterator[Kit]:
         torch.cuda.synchronize()
     torch.use_deterministic_algorithms(before)
     gc.collect()
-
-
-def proofs(guard: CaptureSafe) -> dict[str, str]:
-    """Stage -> verdict of the guard's first graph."""
-    return {proof.stage: proof.verdict for proof in guard.report().graphs[0].proofs}
