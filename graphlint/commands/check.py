@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import time
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from graphlint.commands.options import FORMAT, file_options, settings
 from graphlint.config import Config, ConfigError
@@ -42,6 +44,7 @@ STDIN = "-"
 @click.option("--output-format", type=FORMAT, help="How to print findings.  [default: full]")
 @click.option("-o", "--output-file", metavar="FILE", help="Write the report there instead of to standard output.")
 @click.option("--statistics", is_flag=True, help="Count findings by rule instead of listing them.")
+@click.option("--confirm", metavar="REPORT", help="Mark findings by the JSON report of `graphlint dry-run`.")
 @click.option("-e", "--exit-zero", is_flag=True, help="Exit with 0 even when there are findings.")
 @click.option("--stdin-filename", metavar="NAME", help="Lint standard input under this name.")
 @click.option("-w", "--watch", is_flag=True, help="Lint again whenever a file changes.")
@@ -74,6 +77,8 @@ def once(paths: Sequence[str], config: Config, options: dict[str, Any], given: d
     begun = time.perf_counter()
     stdin = Stdin(*next(iter(given.items()))) if given else None
     result = lint(paths, config, options["quiet"], stdin)
+    if options["confirm"]:
+        result = _confirmed(result, options["confirm"])
     if options["diff"] or options["fix"]:
         return _mend(paths, result, config, options, given)
     code = report(result, config, options, given)
@@ -82,6 +87,19 @@ def once(paths: Sequence[str], config: Config, options: dict[str, Any], given: d
         seconds = time.perf_counter() - begun
         click.echo(f"{seconds:.2f} s, torch {release}, settings {config.file or 'built in'}", err=True)
     return code
+
+
+def _confirmed(result: LintResult, path: str) -> LintResult:
+    """Notes on every finding whether a dry run saw it; the counts go to stderr. The report's reader is fetched by name:
+    the halves know each other's data, not each other's code.
+    """
+    reader = importlib.import_module("graphlint.runtime.confirm")
+    try:
+        findings, counts = reader.annotate(result.findings, path)
+    except reader.ConfirmError as error:
+        raise click.UsageError(str(error)) from error
+    click.echo(f"dry run: {counts}", err=True)
+    return msgspec.structs.replace(result, findings=tuple(findings))
 
 
 def lint(paths: Sequence[str], config: Config, quiet: bool, stdin: Stdin | None = None) -> LintResult:

@@ -92,9 +92,8 @@ def confirm(findings: Iterable[Finding], path: str | Path) -> list[Confirmed]:
 
 
 def annotate(findings: Iterable[Finding], path: str | Path) -> tuple[list[Finding], str]:
-    """The findings with a note of their status, confirmed ones first, and one line that counts them. Raises
-    `ConfirmError`."""
-    judged = sorted(confirm(findings, path), key=lambda item: list(_WORDS).index(item.status))
+    """The findings, each with a note of its status, and one line that counts them. Raises `ConfirmError`."""
+    judged = confirm(findings, path)
     noted = [
         msgspec.structs.replace(
             item.finding,

@@ -294,7 +294,7 @@ def _copy_(session: Session, name: str, func: Any, args: Any, kwargs: Any) -> An
 
 
 def _setitem(session: Session, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-    """`x[0] = 1.0` goes through a host tensor on a device, `x[0:1] = 1.0` does not (measured); a host tensor is copied."""
+    """`x[0] = 1.0` goes through a host tensor on a device, `x[0:1] = 1.0` does not (measured)."""
     target, index, value = args
     if session.role(target) == "device":
         if isinstance(index, int) and not isinstance(index, bool) and isinstance(value, (int, float)):
