@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphlint.checks.base import Report, Walk, at, cell_name, inplace_after, place
+from graphlint.checks.base import Report, Walk, at, cell_name, inplace_after, is_none, place
 from graphlint.flow import events as ev
 from graphlint.flow import modules
 from graphlint.flow.values import (
     Cell,
+    Choice,
     External,
     Host,
     Items,
@@ -103,7 +104,7 @@ def _later(cell: Cell, host: Host, capture: ev.Capture, changes: dict[Cell, list
     if _written_inside(cell, capture, walk):
         return None  # the region sets the value itself
     for change in changes.get(cell, ()):
-        if change.clock < capture.end or not _differs(change) or _set_again(change, capture, walk) or _undone(change, host, capture, walk):
+        if change.clock < capture.end or not _differs(change, "none" in host.marks) or _set_again(change, capture, walk) or _undone(change, host, capture, walk):
             continue
         if isinstance(cell.holder, Scope) and cell.holder.outer is not None and change.frame.scope is not cell.holder and change.how == "assign":
             continue
@@ -116,8 +117,12 @@ def _written_inside(cell: Cell, capture: ev.Capture, walk: Walk) -> bool:
     return any(event.capture is capture and event.cell == cell for event in walk.of(ev.WriteEvent))
 
 
-def _differs(change: ev.WriteEvent) -> bool:
+def _differs(change: ev.WriteEvent, asked_for_none: bool = False) -> bool:
     old, new = change.old, change.new
+    if asked_for_none and (is_none(old) or is_none(new)):
+        return is_none(old) != is_none(new) and not any(is_none(one) for value in (old, new) if isinstance(value, Choice) for one in value.values)
+    if asked_for_none and not (isinstance(old, Host) and isinstance(new, Host) and old.kind == new.kind == "bool"):
+        return False
     if old is new or not any(isinstance(one, Host) for one in alternatives(new)):
         return False
     if isinstance(old, Host) and isinstance(new, Host) and old.known and new.known:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphlint.checks.base import Report, Walk, at, cell_name, replayed_after, where
-from graphlint.checks.steps import stepped
 from graphlint.flow import events as ev
 from graphlint.flow import modules
 from graphlint.flow.values import (
     Cell,
     External,
-    Host,
     Instance,
     Items,
     Mapping,
@@ -59,7 +57,7 @@ def memory_read(capture: ev.Capture, walk: Walk) -> set[Storage]:
     return found
 
 
-def _stale(capture: ev.Capture, event: ev.Event, walk: Walk) -> bool:
+def stale(capture: ev.Capture, event: ev.Event, walk: Walk) -> bool:
     """Whether the graph runs after the event without being captured anew; in a class seen by itself, whether it may."""
     if replayed_after(capture, event.clock, walk) is not None:
         return True
@@ -84,7 +82,7 @@ def rebound_input(walk: Walk) -> Iterator[Report]:
                     continue
                 if not event.sure and _in_sequence(event, replayed_after(capture, event.clock, walk)):
                     continue  # made anew only where it does not fit: whether it fits was not seen
-                if not _other_tensor(event, tensor) or not _stale(capture, event, walk) or _refilled(tensor.storage, event, capture, walk):
+                if not _other_tensor(event, tensor) or not stale(capture, event, walk) or _refilled(tensor.storage, event, capture, walk):
                     continue
                 if isinstance(cell.holder, Scope) and not _local_input(cell, event, walk):
                     continue
@@ -92,6 +90,35 @@ def rebound_input(walk: Walk) -> Iterator[Report]:
                     continue
                 yield _replaced(cell, tensor, read, event, capture)
                 break
+
+
+def rebound_state(walk: Walk) -> Iterator[Report]:
+    """A region computes new state from old and binds it to the same name: the graph reads the old memory at each replay."""
+    for capture in captured(walk):
+        replays = walk.replays(capture)
+        if capture.kind == "graphed-callable" or len(replays) < 2 or not walk.whole:
+            continue
+        read = inputs_of(capture, walk)
+        for event in walk.inside(capture):
+            if not isinstance(event, ev.WriteEvent) or event.cell not in read or event.how not in ("assign", "augment", "update"):
+                continue
+            old, new = read[event.cell][1], event.new
+            if not isinstance(new, Tensor) or new.storage.pool is not capture or (isinstance(event.cell.holder, Scope) and event.cell.holder.outer is not None):
+                continue
+            if read[event.cell][0].clock > event.clock or _carried_over(old.storage, event.cell, capture, walk):
+                continue
+            report = at(event, "replaced-buffer", capture, value=cell_name(event.cell).lstrip("."), why="binds new memory inside the region")
+            report.related.append((read[event.cell][0].frame, read[event.cell][0].at, "each replay reads the memory of the capture here, not what the last replay left"))
+            yield report
+            break
+
+
+def _carried_over(old: Storage, cell: Cell, capture: ev.Capture, walk: Walk) -> bool:
+    """Whether the state comes back into the old memory, or is bound anew: in the region behind the reading, or outside."""
+    if any(event.storage is old and event.clock > capture.begin for event in walk.of(ev.InplaceEvent)):
+        return True
+    writes = [event for event in walk.of(ev.WriteEvent) if event.cell == cell and event.clock > capture.begin]
+    return writes[-1].capture is not capture or any(isinstance(one, Tensor) and one.storage is old for event in writes for one in alternatives(event.new))
 
 
 def _in_sequence(event: ev.Event, replay: ev.ReplayEvent | None) -> bool:
@@ -169,44 +196,12 @@ def replaced_parameter(walk: Walk) -> Iterator[Report]:
         touched = memory_read(capture, walk)
         called = {id(event.receiver) for event in walk.inside(capture) if isinstance(event, ev.CallEvent) and event.receiver is not None}
         for event in walk.of(ev.MoveEvent):
-            if event.capture is not None or event.clock < capture.end or not _stale(capture, event, walk):
+            if event.capture is not None or event.clock < capture.end or not stale(capture, event, walk):
                 continue
             parts = {id(part) for part in modules.parts(event.owner)}
             if set(event.storages) & touched or parts & called:
-                why = {".data": "puts other memory behind the tensor", "load_state_dict(assign=True)": "puts the loaded tensors in the place of the old ones"}
+                why = {"vector_to_parameters": "puts slices of the vector behind the parameters", ".data": "puts other memory behind the tensor", "load_state_dict(assign=True)": "puts the loaded tensors in the place of the old ones"}
                 yield at(event, "replaced-parameter", capture, why=why.get(event.how, "gives the parameters new memory"))
-
-
-def replaced_gradient(walk: Walk) -> Iterator[Report]:
-    """Gradients that a captured backward writes are dropped in Python, and an eager step looks for them."""
-    for capture in captured(walk):
-        if capture.kind == "graphed-callable":
-            continue
-        inside = walk.inside(capture)
-        if not any(isinstance(event, ev.CallEvent) and event.name.endswith(".backward") for event in inside):
-            continue
-        if any(isinstance(event, ev.CallEvent) and (stepped(event) or event.name.endswith(".zero_grad")) for event in inside):
-            continue
-        for event in walk.of(ev.WriteEvent):
-            if event.capture is None and event.clock > capture.end and event.cell.holder is walk.machine.gradients and isinstance(event.new, Host) and event.new.kind == "none":
-                replay = replayed_after(capture, event.clock, walk)
-                step = next((one for one in walk.of(ev.CallEvent) if replay is not None and one.clock > replay.clock and stepped(one) and one.capture is None), None)
-                again = replay is not None and any(one.clock > event.clock and one.clock < (step.clock if step else 0) and one.name.endswith(".backward") for one in walk.of(ev.CallEvent))
-                if step is not None and not again:
-                    report = at(event, "replaced-gradient", capture, why="drops the gradients")
-                    report.related.append((step.frame, step.at, "the eager step finds no gradients here"))
-                    yield report
-                    break
-
-
-def replaced_optimizer_state(walk: Walk) -> Iterator[Report]:
-    """`load_state_dict` of an optimizer whose step is captured."""
-    for capture in captured(walk):
-        inside = [stepped(event) for event in walk.inside(capture) if isinstance(event, ev.CallEvent)]
-        optimizers = [one for one in inside if one is not None]
-        for event in walk.of(ev.CallEvent):
-            if event.capture is None and event.clock > capture.end and event.name.endswith(".load_state_dict") and event.receiver in optimizers and _stale(capture, event, walk):
-                yield at(event, "replaced-optimizer-state", capture, why="puts new state tensors in the place of the old ones")
 
 
 def evicted_cache(walk: Walk) -> Iterator[Report]:
@@ -217,7 +212,7 @@ def evicted_cache(walk: Walk) -> Iterator[Report]:
         holders = {cell.holder: cell for cell, _ in inputs_of(capture, walk).items() if isinstance(cell.holder, (Mapping, Items))}
         for event in walk.of(ev.MutateEvent):
             if event.name in ("pop", "popitem", "clear", "del", "popleft") and event.capture is None and event.clock > capture.end and event.holder in holders:
-                if isinstance(event.holder, Mapping) and _stale(capture, event, walk):
+                if isinstance(event.holder, Mapping) and stale(capture, event, walk):
                     report = at(event, "evicted-cache", capture, value=str(holders[event.holder].key))
                     yield report
                     break

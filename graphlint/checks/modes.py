@@ -92,7 +92,7 @@ def autocast_around(walk: Walk) -> Iterator[Report]:
             warmed = any(one.receiver is event.receiver and one.name == event.name and capture.autocast < one.clock < capture.begin for one in walk.of(ev.CallEvent))
             change = _updated(event, capture, walk) if warmed else None
             if change is not None:
-                report = at(event, "frozen-mode", capture)
+                report = Report("frozen-mode", capture.frame, capture.at, capture, {"value": "the autocast around the capture"})
                 report.related.append((change.frame, change.at, "the weight is written here; the graph reads the copy that autocast made before the capture"))
                 yield report
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from graphlint.checks.base import Report, Walk, at, constant, inplace_after, place
@@ -118,7 +119,7 @@ def _several_schedules(scheduler: External | None) -> bool:
 def _filled_apart(storage: Storage, capture: ev.Capture, walk: Walk) -> ev.InplaceEvent | None:
     """One tensor is filled twice at one place before a replay, with two values: a loop over groups that means each of them."""
     fills = [event for event in walk.of(ev.InplaceEvent) if event.storage is storage and event.capture is None and event.clock > capture.end]
-    for first, second in zip(fills, fills[1:], strict=False):
+    for first, second in itertools.pairwise(fills):
         if first.at != second.at or first.frame is not second.frame or any(first.clock < replay.clock < second.clock for replay in walk.replays(capture)):
             continue
         one, other = constant(first.source), constant(second.source)

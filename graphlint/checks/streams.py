@@ -64,6 +64,8 @@ def _waited(event: ev.CallEvent, capture: ev.Capture, forked: dict[int, ev.Strea
                 return
             _, inside, stream = recorded
             if inside is not capture:
+                if not event.sure:
+                    return  # a wait for work that another branch may have started inside
                 yield at(event, "outside-event")
                 return
             if stream is None:
@@ -77,7 +79,7 @@ def _waited(event: ev.CallEvent, capture: ev.Capture, forked: dict[int, ev.Strea
             used.pop(id(stream), None)
             forked.pop(id(stream), None)
             known.discard(id(stream))
-        elif waiter_in and not source_in and isinstance(stream, External) and not stream.facts.get("capture"):
+        elif waiter_in and not source_in and isinstance(stream, External) and not stream.facts.get("capture") and event.sure:
             yield at(event, "outside-event")
 
 

@@ -88,10 +88,16 @@ class Calls(Expressions):
         if isinstance(obj, Bound) and name in ("__self__", "__func__") and not isinstance(obj.receiver, Unknown):
             return obj.receiver if name == "__self__" else (obj.func if isinstance(obj.func, Closure) else UNKNOWN)
         if isinstance(obj, Host) and obj.kind == "device" and name in ("type", "index"):
-            return Host("int") if name == "index" else Host("str", obj.value if isinstance(obj.value, str) else NO)
+            return Host("int") if name == "index" else self._device_type(obj)
         if isinstance(obj, Unknown) or (isinstance(obj, Bound) and isinstance(obj.receiver, Unknown)):
             return torchlib.unknown_attribute(self.machine, obj, name, at)
         return Bound(obj, name)
+
+    def _device_type(self, device: Host) -> Host:
+        """`device.type`; in a region, a device of which nothing is known is taken for the GPU."""
+        if isinstance(device.value, str):
+            return Host("str", device.value.partition(":")[0])
+        return Host("str", "cuda" if self.open else NO)
 
     def _instance_attribute(self, obj: Instance, name: str, at: ir.Span) -> Value:
         value = obj.slots.get(name)
@@ -249,6 +255,8 @@ class Calls(Expressions):
         for expression in region.callables[:2]:
             target = self.eval(expression)
             if isinstance(target, (Closure, Bound, Instance, Partial, External)):
+                if region.kind == "wrapper":
+                    self.call(target, [], {}, at)  # wrappers warm up: what is made on first use is there when they capture
                 capture = graphs.begin(self.machine, region.kind, region.api, at, None, {}, region.backward)
                 capture.mode = "thread_local"
                 graphs.in_capture(self.machine, capture, at, functools.partial(self.call, target, [], {}, at))

@@ -56,6 +56,7 @@ class Capture:
     stack: tuple[tuple[Frame, ir.Span, int], ...] = ()  # the frames at its begin, innermost first: frame, span in it, loops that surely come here in each round
     loop: bool = False  # it was begun in a loop of its own function
     sure: bool = True
+    doubt: int = 0  # undecided branches around its begin
     autocast: int = 0  # clock at which an autocast around it was entered with its weight cache on
     tags: set[str] = field(default_factory=set)
     outer: Capture | None = None  # the capture that was open when it began

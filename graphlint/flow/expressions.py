@@ -390,13 +390,13 @@ class Expressions(State):
             if not last:
                 self.happen(ev.TestEvent, part.at, node.op, value)
             known = self.truth(value)
+            if known is False and node.op == "and" and isinstance(value, Host) and value.kind == "bool":
+                return Host("bool", False, value.origins, value.marks)  # whatever the parts before it are
             if known is (node.op == "or") and not (last and results):
                 results.append(value)
                 break
             if known is None or last:
                 results.append(value)
-            if known is False and node.op == "and" and isinstance(value, Host) and value.kind == "bool":
-                return Host("bool", False, value.origins, value.marks)  # whatever the parts before it are
         if len(results) > 1 and all(isinstance(one, Host) for one in results):
             hosts = [one for one in results if isinstance(one, Host)]
             return Host("any" if len({one.kind for one in hosts}) > 1 else hosts[0].kind,

@@ -50,6 +50,7 @@ def begin(machine: Machine, kind: str, api: str, at: ir.Span, graph: Holder | No
     capture = ev.Capture(kind, api, at, machine.frame, graph, machine.tick())
     capture.mode = mode.value if isinstance(mode, Host) and isinstance(mode.value, str) else ("global" if mode is None else "?")
     capture.sure = not machine.doubt
+    capture.doubt = machine.doubt
     capture.loop = machine.frame.loops > 0
     capture.backward = backward
     capture.autocast = next((clock for one, clock in machine.autocast if not _uncached(one)), 0)

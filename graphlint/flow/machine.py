@@ -64,6 +64,13 @@ class Machine(Calls):
             return None
         return super().truth(value)
 
+    def happen(self, kind: type[ev.Event], at: ir.Span, *facts: Any, **more: Any) -> Any:
+        """Records an event; inside a region, it is sure when the region comes to it on every way."""
+        event = super().happen(kind, at, *facts, **more)
+        if self.open and not event.sure and self.doubt <= self.open[-1].doubt:
+            event.sure = True
+        return event
+
     # -- entries
 
     def walk_main(self, module: Module) -> None:

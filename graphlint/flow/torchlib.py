@@ -945,6 +945,14 @@ def _clip(machine: Machine, event: ev.CallEvent) -> Value:
     return machine.tensor(event.at, "cuda", "float", 0)
 
 
+def _unflattened(machine: Machine, event: ev.CallEvent) -> Value:
+    """`vector_to_parameters(vector, parameters)` puts slices of the vector behind the parameters."""
+    storages = tuple(one.storage for value in event.args[1:2] for one in tensors_in(value))
+    if storages and machine.captures:
+        machine.happen(ev.MoveEvent, event.at, event.args[1], storages, "vector_to_parameters")
+    return NONE
+
+
 def _module_device(machine: Machine, event: ev.CallEvent) -> Value:
     return Symbol("torch.cuda")
 
@@ -1013,7 +1021,8 @@ _HANDLERS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
     "torch.no_grad.__call__": _identity, "torch.inference_mode.__call__": _identity, "torch.enable_grad.__call__": _identity, "torch.amp.autocast.__call__": _identity,
     "torch.Generator": _made, "typing.cast": lambda machine, event: event.args[-1] if event.args else UNKNOWN,
     "torch.cuda.graph": _made, "torch.cuda.stream": _made, "torch.npu.graph": _made, "torch.xpu.graph": _made, "torch.musa.graph": _made, "torch.hpu.graph": _made, "torch.mlu.graph": _made,
-    "torch.amp.autocast": _made, "torch.npu.stream": _made, "torch.xpu.stream": _made, "contextlib.nullcontext": _made,
+    "torch.amp.autocast": _made, "torch.nn.utils.vector_to_parameters": _unflattened, "torch.nn.utils.convert_parameters.vector_to_parameters": _unflattened,
+    "torch.npu.stream": _made, "torch.xpu.stream": _made, "contextlib.nullcontext": _made,
 }  # fmt: skip
 
 __all__ = ["annotated", "call", "decorate", "symbol", "with_external"]
