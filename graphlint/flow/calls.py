@@ -252,6 +252,8 @@ class Calls(Expressions):
         callee = self.eval(region.call.func) if region.call is not None else UNKNOWN
         if isinstance(callee, Closure) or (isinstance(callee, Bound) and isinstance(callee.func, Closure)):
             return  # a function that was walked, and did not capture with these arguments
+        if isinstance(callee, ClassValue) and self.whole:
+            return  # the program itself comes to the method that captures
         for expression in region.callables[:2]:
             target = self.eval(expression)
             if isinstance(target, (Closure, Bound, Instance, Partial, External)):

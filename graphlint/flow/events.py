@@ -57,6 +57,7 @@ class Capture:
     loop: bool = False  # it was begun in a loop of its own function
     sure: bool = True
     doubt: int = 0  # undecided branches around its begin
+    memory: Holder | None = None  # the pool: one object for each
     autocast: int = 0  # clock at which an autocast around it was entered with its weight cache on
     tags: set[str] = field(default_factory=set)
     outer: Capture | None = None  # the capture that was open when it began

@@ -65,6 +65,9 @@ def begin(machine: Machine, kind: str, api: str, at: ir.Span, graph: Holder | No
     pool = words.get("pool")
     if pool is not None:
         capture.tags.add("pool")
+    capture.memory = next((one for one in alternatives(pool) if isinstance(one, Holder)), None) if pool is not None else None
+    if isinstance(graph, External):
+        capture.memory = graph.facts["pool"] = capture.memory or (External("pool", machine.site(at), machine.clock) if pool is None else None)
     stack: list[tuple[ev.Frame, ir.Span, int]] = [(machine.frame, at, _sure_loops(machine, machine.frame))]
     while (above := stack[-1][0].parent) is not None and (span := stack[-1][0].call_at) is not None:
         stack.append((above, span, _sure_loops(machine, above)))
@@ -182,6 +185,9 @@ def graph_method(machine: Machine, event: ev.CallEvent, graph: External | Instan
     if name == "replay":
         replay(machine, graph, event.at)
         return NONE
+    if name == "pool" and isinstance(graph, External):
+        own: Value | None = graph.facts.setdefault("pool", External("pool", machine.site(event.at), machine.clock))
+        return own if own is not None else UNKNOWN
     return UNKNOWN
 
 
