@@ -37,6 +37,14 @@ def _inner(value: Value) -> list[Value]:
     return list(value.values) if isinstance(value, Items) else [value]
 
 
+def refused_capture(event: ev.RefuseEvent, walk: Walk) -> Iterator[Report]:
+    """A guard of the code itself: it raises where it is captured."""
+    if event.sure:
+        report = at(event, "hidden-check", why="refuses the capture, for what comes next needs the host")
+        report.help = "Give the call what it asks for, or make it before the region and keep its result."
+        yield report
+
+
 def formatted_tensor(event: ev.FormatEvent, walk: Walk) -> Iterator[Report]:
     """A device tensor is formatted into a string."""
     if on_device(event.value) is not None:

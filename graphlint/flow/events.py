@@ -182,6 +182,11 @@ class OpEvent(Event):
 
 
 @dataclass(slots=True, eq=False)
+class RefuseEvent(Event):
+    """The code asks whether a capture is open, and raises because it is."""
+
+
+@dataclass(slots=True, eq=False)
 class EndEvent(Event):
     """A capture ended."""
 

@@ -231,6 +231,7 @@ class Machine(Calls):
         if isinstance(obj, Tensor):
             torchlib.set_tensor_attribute(self, obj, name, value, at)
         elif isinstance(obj, ClassValue):
+            self.patched.add(name)
             self.write(self.class_holder(obj.cls), name, value, at, how)
         elif isinstance(obj, ModuleValue):
             self.write(self.module_scope(obj.module), name, value, at, how)
@@ -358,7 +359,13 @@ class Machine(Calls):
                 name = self.eval(text)
                 if isinstance(name, Symbol) and name.name in ("dataclasses.dataclass", "dataclass", "attrs.define", "attr.s"):
                     cls.dataclass = True
-        self.put(self.frame.scope, node.cls.name, ClassValue(cls))
+        value: Value = ClassValue(cls)
+        for deco in reversed(node.cls.decorators):
+            func = self.eval(deco)
+            if isinstance(func, (Closure, Instance)) or (isinstance(func, Bound) and isinstance(func.func, Closure)):
+                made = self.call(func, [value], {}, deco.at)
+                value = made if isinstance(made, ClassValue) else value
+        self.put(self.frame.scope, node.cls.name, value)
         return NORMAL
 
     def _base(self, cls: ClassInfo, base: Value) -> None:
@@ -465,6 +472,8 @@ class Machine(Calls):
         known = self.truth(test)
         narrowed = self.narrow(node.test)
         if known is not None:
+            if known and self.open and "capturing" in self.marks(test) and _only_raises(node.body):
+                self.happen(ev.RefuseEvent, node.body[-1].at)
             with self.assuming(narrowed, known, keep=True):
                 return self.run_block(node.body if known else node.orelse)
         begun: list[ev.Capture] = []
