@@ -66,6 +66,8 @@ class Calls(Expressions):
         if isinstance(obj, ModuleValue):
             found = self.member(obj.module, name)
             return self.read(self.module_scope(obj.module), name, found, at)
+        if isinstance(obj, Items) and name in obj.fields:
+            return self.read(obj, obj.fields.index(name), obj.slots.get(obj.fields.index(name), UNKNOWN), at)
         if isinstance(obj, External):
             if name in obj.slots:
                 return self.read(obj, name, obj.slots[name], at)
@@ -107,6 +109,11 @@ class Calls(Expressions):
             return ClassValue(obj.cls)
         if name == "__dict__":
             return UNKNOWN
+        if name in self.patched:
+            holder = self._patched(obj, name)
+            if holder is not None:
+                value = holder.slots[name]
+                return Bound(obj, value) if isinstance(value, Closure) else self.read(holder, name, value, at)
         found = obj.cls.find(name)
         if found is not None:
             return self._method(obj, *found, at)
@@ -117,9 +124,16 @@ class Calls(Expressions):
                     return self.read(self.class_holder(cls), name, value, at)
         if obj.cls.outside():
             return torchlib.inherited_attribute(self.machine, obj, name, at)
-        if obj.cls.find("__getattr__"):
-            return Unknown(name)
+        delegate = obj.cls.find("__getattr__")
+        if delegate is not None:
+            value = self.enter(self.method_closure(*delegate), [obj, const(name)], {}, at)
+            return Unknown(name) if isinstance(value, Host) and value.kind == "none" else value
         return self.missing_attribute(obj, name, at)
+
+    def _patched(self, obj: Instance, name: str) -> Holder | None:
+        """The attributes of the class of the object to which the name was written after the class was defined."""
+        holders = (self.memo.get(("class", id(cls))) for cls in obj.cls.mro())
+        return next((one for one in holders if isinstance(one, Holder) and name in one.slots), None)
 
     def missing_attribute(self, obj: Instance, name: str, at: ir.Span) -> Value:
         """An attribute nobody has set yet on the walked path: its class may set it in another method, or annotate it."""
@@ -335,6 +349,10 @@ class Calls(Expressions):
         return result
 
     def call_instance(self, obj: Instance, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
+        for name in self.patched & {"__call__", "forward"}:
+            holder = self._patched(obj, name)
+            if holder is not None:
+                return self.call(holder.slots[name], [obj, *args], keywords, at)
         found = obj.cls.find("__call__")
         if found is not None:
             return self.enter(self.method_closure(*found), [obj, *args], keywords, at)

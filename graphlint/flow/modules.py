@@ -287,6 +287,8 @@ def zero_grad(machine: Machine, params: list[Tensor], args: tuple[Value, ...], w
 
 def call(machine: Machine, module: External, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
     """Runs a torch module: the call is recorded as its `forward`."""
+    if "forward" in module.slots:
+        return machine.call(module.slots["forward"], args, keywords, at)
     if module.name == "torch.nn.Sequential":
         value = args[0] if args else UNKNOWN
         for key, inner in list(module.slots.items()):

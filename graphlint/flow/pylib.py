@@ -112,7 +112,7 @@ def is_instance(value: Value, wanted: str) -> bool | None:
         return None
     if wanted in _CLASSES:
         if isinstance(value, Items):
-            return value.kind == wanted or wanted not in ("list", "tuple", "set") and None if wanted != "Tensor" else False
+            return value.kind == wanted
         if isinstance(value, (Instance, External)):
             return None if isinstance(value, Instance) and wanted != "Tensor" else False
         return isinstance(value, _CLASSES[wanted])
@@ -150,7 +150,7 @@ def example(machine: Machine, wanted: str, at: ir.Span) -> Value | None:
 
 def method(machine: Machine, receiver: Value, name: str, args: list[Value], words: Words, at: ir.Span) -> Value:
     if isinstance(receiver, Items):
-        return _items_method(machine, receiver, name, args, at)
+        return _items_method(machine, receiver, name, args, words, at)
     if isinstance(receiver, Mapping):
         return _mapping_method(machine, receiver, name, args, words, at)
     if isinstance(receiver, Host):
@@ -158,7 +158,7 @@ def method(machine: Machine, receiver: Value, name: str, args: list[Value], word
     return UNKNOWN
 
 
-def _items_method(machine: Machine, items: Items, name: str, args: list[Value], at: ir.Span) -> Value:
+def _items_method(machine: Machine, items: Items, name: str, args: list[Value], words: Words, at: ir.Span) -> Value:
     if name in ("append", "add", "appendleft") and args:
         machine.happen(ev.MutateEvent, at, items, name, tuple(args))
         append(machine, items, args[0])
@@ -189,6 +189,14 @@ def _items_method(machine: Machine, items: Items, name: str, args: list[Value], 
         return NONE
     if name == "copy":
         return machine.items(items.kind, items.values, at, items.exact)
+    if items.fields and name == "_replace":
+        made = machine.items(items.kind, [words.get(field, items.slots.get(index, UNKNOWN)) for index, field in enumerate(items.fields)], at)
+        made.fields = items.fields
+        return made
+    if items.fields and name == "_asdict":
+        mapping = Mapping(machine.site(at), machine.tick())
+        mapping.slots.update({field: items.slots.get(index, UNKNOWN) for index, field in enumerate(items.fields)})
+        return mapping
     if name in ("values", "indices") and items.kind == "minmax":
         return items.slots[0 if name == "values" else 1]
     if name in ("index", "count"):
@@ -398,7 +406,7 @@ def _getattr(machine: Machine, event: ev.CallEvent) -> Value:
 def _hasattr(machine: Machine, event: ev.CallEvent) -> Value:
     if len(event.args) == 2 and isinstance(event.args[0], Instance):
         obj, name = event.args[0], event.args[1]
-        if isinstance(name, Host) and name.known and not obj.synthetic:
+        if isinstance(name, Host) and name.known and not obj.synthetic and not obj.cls.find("__getattr__"):
             return const(name.value in obj.slots or obj.cls.find(str(name.value)) is not None)
     return Host("bool")
 
@@ -502,7 +510,7 @@ def _type(machine: Machine, event: ev.CallEvent) -> Value:
 
 def _sum(machine: Machine, event: ev.CallEvent) -> Value:
     values = iterated(machine, event.args[0], event.at) if event.args else []
-    tensors = [one for one in values if isinstance(one, Tensor)]
+    tensors = [one for value in values for one in alternatives(value) if isinstance(one, Tensor)]
     if tensors:
         result = machine.elementwise(tuple(tensors), event.at)
         machine.happen(ev.OpEvent, event.at, "+", tuple(tensors), result)

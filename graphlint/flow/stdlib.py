@@ -11,10 +11,14 @@ from graphlint.flow.pylib import class_names, is_instance
 from graphlint.flow.values import (
     NONE,
     UNKNOWN,
+    Bound,
     Closure,
     External,
     Host,
+    Instance,
     Items,
+    Mapping,
+    Partial,
     Symbol,
     Value,
     Wrapped,
@@ -223,6 +227,64 @@ def dispatched(machine: Machine, func: Wrapped, args: list[Value], keywords: dic
     return machine.call(join(*found), args, keywords, at)
 
 
+# --- named tuples, dataclasses, methods made by hand -----------------------------------------------------------------
+
+
+def named_tuple(machine: Machine, made: External, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
+    """A call of a class that `collections.namedtuple("Name", "a b")` made."""
+    wanted = made.args[1] if len(made.args) > 1 else made.keywords.get("field_names", UNKNOWN)
+    if isinstance(wanted, Items) and wanted.exact:
+        fields = [one.value for one in wanted.values if isinstance(one, Host) and isinstance(one.value, str)]
+    elif isinstance(wanted, Host) and isinstance(wanted.value, str):
+        fields = wanted.value.replace(",", " ").split()
+    else:
+        return UNKNOWN
+    values = [args[index] if index < len(args) else keywords.get(field, UNKNOWN) for index, field in enumerate(fields)]
+    found = machine.items("tuple", values, at)
+    found.fields = tuple(fields)
+    return found
+
+
+def changed(machine: Machine, obj: Instance, changes: dict[str, Value], at: ir.Span) -> Value:
+    """`dataclasses.replace(obj, a=1)`, `obj._replace(a=1)`: a copy with other values."""
+    made = Instance(obj.cls, machine.site(at), machine.tick(), obj.synthetic)
+    made.slots.update(obj.slots)
+    made.slots.update({key: value for key, value in changes.items() if key != "**"})
+    return made
+
+
+def as_mapping(machine: Machine, obj: Instance, at: ir.Span) -> Value:
+    """`dataclasses.asdict(obj)`, `vars(obj)`."""
+    made = Mapping(machine.site(at), machine.tick())
+    made.slots.update({key: value for key, value in obj.slots.items() if isinstance(key, str) and not key.startswith("<")})
+    return made
+
+
+def _replace(machine: Machine, event: ev.CallEvent) -> Value:
+    found = [changed(machine, one, event.keywords, event.at) for value in event.args[:1] for one in alternatives(value) if isinstance(one, Instance)]
+    return join(*found) if found else UNKNOWN
+
+
+def _asdict(machine: Machine, event: ev.CallEvent) -> Value:
+    first = event.args[0] if event.args else UNKNOWN
+    return as_mapping(machine, first, event.at) if isinstance(first, Instance) else UNKNOWN
+
+
+def _field(machine: Machine, event: ev.CallEvent) -> Value:
+    """`dataclasses.field(default_factory=list)`: evaluated for each object, so the default is made here."""
+    factory = event.keywords.get("default_factory")
+    if factory is not None:
+        return machine.call(factory, [], {}, event.at)
+    return event.keywords.get("default", UNKNOWN)
+
+
+def _method_type(machine: Machine, event: ev.CallEvent) -> Value:
+    """`types.MethodType(f, obj)`: a method of this object only."""
+    if len(event.args) == 2 and isinstance(event.args[0], Closure):
+        return Bound(event.args[1], event.args[0])
+    return Partial(event.args[0], tuple(event.args[1:]), {}) if event.args else UNKNOWN
+
+
 HANDLERS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
     **{f"operator.{name}": _operator for name in _BINARY},
     "operator.truth": _truth, "operator.not_": _truth, "operator.getitem": _getitem,
@@ -232,4 +294,6 @@ HANDLERS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
     "itertools.product": _product, "itertools.islice": _islice, "itertools.repeat": _again, "itertools.cycle": _again,
     "itertools.starmap": _starmap, "itertools.accumulate": _accumulate, "builtins.filter": _filter,
     "functools.reduce": _reduce, "functools.singledispatch": _dispatch,
+    "collections.namedtuple": _getter, "dataclasses.replace": _replace, "dataclasses.asdict": _asdict, "builtins.vars": _asdict, "dataclasses.field": _field,
+    "types.MethodType": _method_type,
 }  # fmt: skip

@@ -320,6 +320,8 @@ def call_external(machine: Machine, obj: External, args: list[Value], keywords: 
     """An object from outside is called."""
     if modules.is_module_name(obj.name):
         return modules.call(machine, obj, args, keywords, at)
+    if obj.name == "collections.namedtuple":
+        return stdlib.named_tuple(machine, obj, args, keywords, at)
     if obj.name == "functools.lru_cache" and args:
         return decorate(machine, obj, args[0], at) or args[0]
     return machine.outside(f"{obj.name}.__call__", obj, args, keywords, at)
@@ -578,6 +580,8 @@ def _object_method(machine: Machine, event: ev.CallEvent, obj: External | Instan
         return modules.optimizer_method(machine, event, obj, name)
     if modules.is_module(obj):
         return modules.method(machine, event, obj, name)
+    if isinstance(obj, Instance) and name in ("_replace", "_asdict") and obj.cls.is_a("typing.NamedTuple"):
+        return stdlib.changed(machine, obj, event.keywords, event.at) if name == "_replace" else stdlib.as_mapping(machine, obj, event.at)
     if isinstance(obj, Instance) and name == "start" and obj.cls.is_a("threading.Thread", "threading.Timer"):
         return _start_thread(machine, event, obj)
     if isinstance(obj, External):
@@ -1021,7 +1025,7 @@ _HANDLERS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
     "torch.no_grad.__call__": _identity, "torch.inference_mode.__call__": _identity, "torch.enable_grad.__call__": _identity, "torch.amp.autocast.__call__": _identity,
     "torch.Generator": _made, "typing.cast": lambda machine, event: event.args[-1] if event.args else UNKNOWN,
     "torch.cuda.graph": _made, "torch.cuda.stream": _made, "torch.npu.graph": _made, "torch.xpu.graph": _made, "torch.musa.graph": _made, "torch.hpu.graph": _made, "torch.mlu.graph": _made,
-    "torch.amp.autocast": _made, "torch.nn.utils.vector_to_parameters": _unflattened, "torch.nn.utils.convert_parameters.vector_to_parameters": _unflattened,
+    "torch.amp.autocast": _made, "torch.cuda.graph_pool_handle": _made, "torch.nn.utils.vector_to_parameters": _unflattened, "torch.nn.utils.convert_parameters.vector_to_parameters": _unflattened,
     "torch.npu.stream": _made, "torch.xpu.stream": _made, "contextlib.nullcontext": _made,
 }  # fmt: skip
 

@@ -209,13 +209,17 @@ class External(Holder):
 
 
 class Items(Holder):
-    """A list, tuple, set or iterator: slots 0, 1, 2 ... while its length is known (`exact`), one summary value under "*" else."""
+    """A list, tuple, set or iterator: slots 0, 1, 2 ... while its length is known (`exact`), one summary value under "*" else.
 
-    __slots__ = ("exact", "kind", "length")
+    `fields`: the names of a named tuple.
+    """
+
+    __slots__ = ("exact", "fields", "kind", "length")
 
     def __init__(self, kind: str, values: Iterable[Value] = (), site: tuple[str, int] = ("", 0), born: int = 0) -> None:
         super().__init__(site, born)
         self.kind = kind
+        self.fields: tuple[str, ...] = ()
         for index, item in enumerate(values):
             self.slots[index] = item
         self.exact = True
