@@ -108,7 +108,7 @@ class Expressions(State):
     def read(self, holder: Holder, key: Any, value: Value, at: ir.Span) -> Value:
         """A value read from a cell: remembers the cell in host values, and tells the checks when a capture reads it."""
         capture = self.open[-1] if self.open else None
-        if capture is not None and holder.born < capture.begin and isinstance(value, (Host, Tensor, Choice)):
+        if capture is not None and holder.born < capture.begin and (isinstance(value, (Host, Tensor, Choice)) or (isinstance(value, Unknown) and holder is capture.frame.scope)):
             self.happen(ev.ReadEvent, at, Cell(holder, key), value)
         elif capture is None and self.written_in_capture:
             cell = Cell(holder, key)
