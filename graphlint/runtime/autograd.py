@@ -69,6 +69,7 @@ class AutogradCaptured:
     shadows: int = 0
     user_key: Any = None
     pool: Any = None
+    device: torch.device | None = None
     turn: int = 0
     spent: bool = False
     hot: Callable[[Any, Any], Any] | None = None

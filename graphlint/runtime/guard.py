@@ -13,6 +13,7 @@ After that a call is one generated function: a check, a grouped copy, a launch (
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -20,8 +21,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,6 @@ from graphlint.runtime.admit import Admission, Call
 from graphlint.runtime.autograd import AutogradCaptured
 from graphlint.runtime.backend import GraphBackend
 from graphlint.runtime.buckets import Buckets, Declared
-from graphlint.runtime.compare import copies, difference
 from graphlint.runtime.errors import (
     CaptureError,
     FallbackWarning,
@@ -41,23 +40,33 @@ from graphlint.runtime.errors import (
     NotWorthwhile,
     SignatureError,
     Where,
-    error_of,
 )
+from graphlint.runtime.graphs import FastPath, Graphs, Held, miss
 from graphlint.runtime.hotpath import MISS
 from graphlint.runtime.inputs import check_inputs
 from graphlint.runtime.options import Options
-from graphlint.runtime.replay import Captured, Shared, build_hot
+from graphlint.runtime.replay import Captured, Shared
 from graphlint.runtime.report import CaptureReport, Fallback, Proof
-from graphlint.runtime.spec import Spec, flatten, flatten_call, unflatten_call
+from graphlint.runtime.shadow import SHADOW_CALLS, shadow
+from graphlint.runtime.spec import Spec, flatten_call
 from graphlint.runtime.state import State
-from graphlint.runtime.verify import private
-from graphlint.runtime.watch import Fact, Watch, hook_loads, watch_of
+from graphlint.runtime.watch import Watch, hook_loads, watch_of
 
-SHADOW_CALLS = 2
-HOT_GRAPHS = 4
 _CAPTURES = threading.RLock()  # one guard of the process warms, captures or verifies at a time
 _BUSY = [0]  # not zero: some guard does; every hot path then takes the slow road
 _OWNER = [0]  # the thread that does
+
+
+@contextlib.contextmanager
+def _busy() -> Iterator[None]:
+    """Inside, the calling thread warms, captures or verifies; other guards' calls in it are part of that."""
+    _BUSY[0] += 1
+    owner, _OWNER[0] = _OWNER[0], threading.get_ident()
+    try:
+        yield
+    finally:
+        _BUSY[0] -= 1
+        _OWNER[0] = owner
 
 
 class CaptureSafe:
@@ -81,27 +90,18 @@ class CaptureSafe:
             functools.update_wrapper(self, fn, updated=())
 
     def _init(self) -> None:
-        self._first: Callable[[Any, Any], Any] = _miss
-        self._hot: tuple[Callable[[Any, Any], Any], ...] = ()
-        self._graphs: OrderedDict[Any, Captured | AutogradCaptured] = OrderedDict()
+        self._first: FastPath = miss
+        self._others: tuple[FastPath, ...] = ()
+        self._graphs = Graphs(self._options, self._backend, self._line_up, self._kept)
         self._refused: dict[Any, CaptureError] = {}
         self._deferred: set[Any] = set()
         self._fallbacks: dict[str, Fallback] = {}
         self._notes: list[str] = []
-        self._counts = {
-            "captures": 0,
-            "evicted": 0,
-            "inlined": 0,
-            "shadowed": 0,
-            "eager": 0,
-            "replays of dropped graphs": 0,
-        }
+        self._told: set[str] = set()
+        self._counts = {"captures": 0, "inlined": 0, "shadowed": 0, "eager": 0}
         self._state: State | None = None
         self._stream: Any = self._options.stream
         self._lent: Any = None  # gives the stream back when the guard is reset or gone
-        self._pool: Any = None
-        self._pool_users = 0
-        self._shared: Shared | None = None
         self._handles: list[Any] = []
         self._lock = threading.RLock()
 
@@ -113,7 +113,7 @@ class CaptureSafe:
             out = self._first(args, kwargs)
             if out is not MISS:
                 return out
-            for hot in self._hot[1:]:
+            for hot in self._others:
                 out = hot(args, kwargs)
                 if out is not MISS:
                     return out
@@ -157,9 +157,9 @@ class CaptureSafe:
         """Finds the graph of a call, or makes it."""
         try:
             call = self._read(args, kwargs)
+            key = self._key(call)
         except CaptureError as error:
             return self._give_up(error.rule, error, args, kwargs)
-        key = self._key(call)
         captured = self._graphs.get(key)
         if captured is not None:
             return self._replay(key, captured, call)
@@ -216,7 +216,10 @@ class CaptureSafe:
 
     def _found(self, call: Call) -> State:
         """The state within reach, found once; modules and optimizers among the arguments are added."""
-        if self._state is None:
+        if self._state is not None:
+            discover.add_arguments(self._state.found, call.leaves, call.spec.names)
+            self._state.add_generators(self._state.found.generators)
+        else:
             found = discover.discover(self._fn, self._declared)
             discover.add_arguments(found, call.leaves, call.spec.names)
             device = self._device(call, found)
@@ -249,28 +252,24 @@ class CaptureSafe:
             self._stream = self._backend.new_stream(state.device)
             self._lent = weakref.finalize(self, self._backend.give_back, self._stream)
             self._lent.atexit = False
-        if self._shared is None:
+        if self._graphs.shared is None:
             stream_id = self._backend.stream_id(state.device)
             after = functools.partial(self._backend.after_stream, state.device)
-            self._shared = Shared(self._lock, _BUSY, [stream_id()], stream_id, after)
+            self._graphs.shared = Shared(self._lock, _BUSY, [stream_id()], stream_id, after)
         admission = Admission(
             self._fn, call, self._options, state, self._backend, self._stream, self._where(), self._notes
         )
-        admission.canonical = self._sister_grads()
-        _BUSY[0] += 1
-        owner, _OWNER[0] = _OWNER[0], threading.get_ident()
+        admission.canonical = self._graphs.sister_grads()
         try:
-            admission.real_call()
-            self._make(key, admission)
+            with _busy():
+                admission.real_call()
+                self._make(key, admission)
         except CaptureError as error:
             return self._failed(key, admission, error)
         except BaseException:
             if admission.ran:  # not the user's own exception: interrupted, or a fault of the guard
                 admission.undo()
             raise
-        finally:
-            _BUSY[0] -= 1
-            _OWNER[0] = owner
         self._tell(admission)
         return admission.result
 
@@ -288,11 +287,6 @@ class CaptureSafe:
                     cure='Guard the whole step (mode="step"), with the communication inside.',
                 )
 
-    def _sister_grads(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The gradients that a graph of this guard adds to."""
-        sisters = (c for c in self._graphs.values() if isinstance(c, Captured) and c.entry == "some")
-        return next((list(c.grads) for c in sisters), [])
-
     def _make(self, key: Any, admission: Admission) -> None:
         """Captures and verifies every graph that the call needs: one, or one per bucket, the largest first."""
         if not admission.decide_entry(deferred=key in self._deferred):
@@ -300,7 +294,7 @@ class CaptureSafe:
             self._note("captured at the second call: whether gradients are kept between calls shows only then")
             admission.after.restore()
             return
-        made: list[tuple[Any, Captured | AutogradCaptured]] = []
+        made: list[tuple[Any, Held]] = []
         try:
             for size in self._sizes(admission.call):
                 mine = self._sized_key(key, admission, size)
@@ -308,10 +302,12 @@ class CaptureSafe:
                     made.append((mine, self._capture(mine, admission, size)))
         except BaseException:
             for _, captured in made:
-                self._release(captured)
+                self._graphs.release(captured)
             raise
         for mine, captured in made:
-            self._keep(mine, captured, admission.call)
+            self._graphs.add(mine, captured, admission.call.leaves)
+        if made and self._graphs.evicted >= 2 * self._options.max_graphs:
+            self._warn_once(GuardWarning(self._thrash()))
 
     def _sizes(self, call: Call) -> Sequence[int]:
         return sorted(call.plan.sizes, reverse=True) if call.plan else (0,)
@@ -322,23 +318,24 @@ class CaptureSafe:
             spec = admission.call.plan.widen(admission.call.spec, size)
         return (spec, training, extra, admission.entry)
 
-    def _capture(self, key: Any, admission: Admission, size: int) -> Captured | AutogradCaptured:
+    def _capture(self, key: Any, admission: Admission, size: int) -> Held:
         steps = self._options.verify
         if self._options.mode == "autograd":
-            assert self._shared is not None
-            both = autograd.capture_autograd(admission, self._own_pool(admission), self._shared)
+            assert self._graphs.shared is not None
+            both = autograd.capture_autograd(admission, self._graphs.own_pool(admission), self._graphs.shared)
             try:
                 if steps != "off":
                     autograd.prove_autograd(admission, both, 3 if steps == "first" else int(steps))
             except BaseException:
                 both.release()
                 raise
+            both.device = admission.state.device
             self._counts["captures"] += 1
             return both
-        pool = self._pool_for(admission)
+        pool = self._graphs.pool_for(admission)
         captured = admission.capture(size, pool)
-        captured.pool = pool
-        self._pool_users += pool is self._pool
+        self._graphs.took(captured, pool)
+        captured.device = admission.state.device
         captured.user_key = key[2]
         try:
             admission.prove(captured)
@@ -347,85 +344,16 @@ class CaptureSafe:
                 captured.report.proofs.append(Proof("verification", "failed", error.reason))
                 warnings.warn(GuardWarning(str(error)), stacklevel=2)
             else:
-                self._release(captured)
+                self._graphs.release(captured)
                 raise
         if steps != "off":
             captured.shadows = SHADOW_CALLS
         self._counts["captures"] += 1
         return captured
 
-    def _pool_for(self, admission: Admission) -> Any:
-        """One pool for all graphs of the guard, so that they use the same scratch memory.
-
-        A graph whose gradients or attributes live on in its pool after a replay gets one of its own: another graph's
-        scratch could lie there.
-        """
-        if self._options.pool is not None:
-            return self._options.pool
-        if self._options.mode == "step" and any(grad is not None for _, grad in admission._grads(admission.after)):
-            return self._own_pool(admission)
-        if self._pool_users == 0:
-            self._pool = self._backend.new_pool(admission.state.device)  # a pool dies with its last graph
-        return self._pool
-
-    def _own_pool(self, admission: Admission) -> Any:
-        return self._options.pool or self._backend.new_pool(admission.state.device)
-
-    def _keep(self, key: Any, captured: Captured | AutogradCaptured, call: Call) -> None:
-        """Files a graph and drops the one that was not used for longest."""
-        self._graphs[key] = captured
-        while len(self._graphs) > self._options.max_graphs:
-            _, old = self._graphs.popitem(last=False)
-            self._counts["replays of dropped graphs"] += old.replays[0]
-            self._disarm(old)
-            self._release(old)
-            self._counts["evicted"] += 1
-            if self._counts["evicted"] == 2 * self._options.max_graphs:
-                self._warn(GuardWarning(self._thrash()))
-        if not captured.shadows:
-            self._arm(captured, call.leaves)
-
-    def _thrash(self) -> str:
-        return (
-            f"CG601 capture-in-loop: {self.__name__} was captured {self._counts['captures']} times for "
-            f"max_graphs={self._options.max_graphs}; pass changing numbers as tensors and changing lengths in buckets"
-        )
-
-    def _arm(self, captured: Captured | AutogradCaptured, leaves: list[Any]) -> None:
-        """Makes the fast path of a graph and puts it in front."""
-        assert self._shared is not None
-        for other in self._graphs.values():  # they differ in a flag that the fast path looks at only in turn
-            if other is not captured and other.hot is not None and _alike(other, captured):
-                self._disarm(other)
-        broken = functools.partial(self._broken, captured)
-        if isinstance(captured, AutogradCaptured):
-            captured.hot = autograd.build_hot(captured, leaves, self._backend.device_type, broken)
-        else:
-            user = self._options.buckets if callable(self._options.buckets) else None
-            captured.hot = build_hot(
-                captured, leaves, self._shared, self._backend, broken, self._kept, self._route,
-                (user, captured.user_key) if user is not None else None, self._options.inputs == "alias",
-            )  # fmt: skip
-        self._front(captured)
-
-    def _front(self, captured: Captured | AutogradCaptured) -> None:
-        live = [c.hot for c in reversed(self._graphs.values()) if c.hot is not None and c is not captured]
-        if captured.hot is not None:
-            live.insert(0, captured.hot)
-        self._line_up(live)
-
-    def _route(self, length: int) -> Callable[[Any, Any], Any] | None:
-        """The fast path of the bucket that holds a length."""
-        for captured in self._graphs.values():
-            plan = captured.static.plan
-            if plan is not None and captured.hot is not None and length <= plan.sizes[-1]:
-                if captured.static.size == plan.choose(length):
-                    return captured.hot
-        return None
-
     # ---- replaying off the fast path ----
 
-    def _replay(self, key: Any, captured: Captured | AutogradCaptured, call: Call) -> Any:
+    def _replay(self, key: Any, captured: Held, call: Call) -> Any:
         """A call whose graph stands, but that missed the fast path: another graph's turn, a shadowed call, a dirty
         watch.
         """
@@ -437,28 +365,55 @@ class CaptureSafe:
         captured.watch.dirty[0] = False
         self._graphs.move_to_end(key)
         if isinstance(captured, AutogradCaptured):
-            self._arm(captured, call.leaves)
+            self._graphs.arm(captured, call.leaves)
             return captured.call(call.leaves)
         if captured.shadows:
             try:
                 return self._shadow(captured, call)
             except CaptureError as error:
-                self._drop(key)
+                self._graphs.drop(key)
                 self._refused[key] = error
                 return self._give_up(key, error, call.args, call.kwargs)
         if self._options.inputs == "alias":
             self._check_own(captured, call)
-        self._arm(captured, call.leaves)
+        self._graphs.arm(captured, call.leaves)
         self._order()
         return captured.hand_out(captured.run(call.leaves))
 
     def _order(self) -> None:
         """The current stream waits for the last replay's."""
-        assert self._shared is not None
-        here = self._shared.stream_id()
-        if here != self._shared.last_stream[0]:
-            self._shared.after_stream(self._shared.last_stream[0])
-            self._shared.last_stream[0] = here
+        shared = self._graphs.shared
+        assert shared is not None
+        here = shared.stream_id()
+        if here != shared.last_stream[0]:
+            shared.after_stream(shared.last_stream[0])
+            shared.last_stream[0] = here
+
+    def _shadow(self, captured: Captured, call: Call) -> Any:
+        """One of the first real calls, compared with eager."""
+        assert self._state is not None
+        self._counts["shadowed"] += 1
+        self._order()
+        with _busy():
+            results = shadow(self._fn, captured, call, self._state, self._backend, self._stream, self._where())
+        if not captured.shadows:
+            self._graphs.arm(captured, call.leaves)
+        return captured.hand_out(results)
+
+    def _line_up(self, hot: tuple[FastPath, ...]) -> None:
+        """The fast paths that a call tries, the likeliest first."""
+        self._first = hot[0] if hot else miss
+        self._others = hot[1:]
+
+    def _dirty(self) -> None:
+        """A module or an optimizer loaded a state."""
+        self._graphs.dirty()
+
+    def _thrash(self) -> str:
+        return (
+            f"CG601 capture-in-loop: {self.__name__} was captured {self._counts['captures']} times for "
+            f"max_graphs={self._options.max_graphs}; pass changing numbers as tensors and changing lengths in buckets"
+        )
 
     def _check_own(self, captured: Captured, call: Call) -> None:
         for i in captured.static.unique:
@@ -467,44 +422,6 @@ class CaptureSafe:
                     f"argument `{captured.spec.names[i]}` is not the guard's own buffer, as inputs='alias' promises",
                     cure="Fill the tensors of `.input_buffers()` and pass those.",
                 )
-
-    def _shadow(self, captured: Captured, call: Call) -> Any:
-        """A real call with real new inputs, run eagerly and by replay from the same state; the replay's effects
-        stay.
-        """
-        state = self._state
-        assert state is not None
-        self._counts["shadowed"] += 1
-        _BUSY[0] += 1
-        owner, _OWNER[0] = _OWNER[0], threading.get_ident()
-        try:
-            room = self._backend.free_bytes(state.device)
-            start = state.snapshot(room)
-            mine = private(call.leaves, call.spec, captured.written)
-            args, kwargs = unflatten_call(call.spec.tree, mine)
-            self._order()
-            with self._backend.on_stream(self._stream):
-                outputs = flatten(self._fn(*args, **kwargs))[0]
-            want = copies({**_named(outputs), **_written(captured, mine), **_on(state)})
-            start.restore()
-            results = captured.run(call.leaves)
-            have = copies({**_named(results), **_written(captured, call.leaves), **_on(state)})
-        finally:
-            _BUSY[0] -= 1
-            _OWNER[0] = owner
-        first, same = difference(want, have, {}, captured.static.plan is None and _was_bitwise(captured))
-        if first is not None:
-            start.restore()
-            rule = "padding-changes-result" if captured.static.plan else "replay-mismatch"
-            raise error_of(rule)(f"on fresh inputs {first}", rule=rule, stage="verify", where=self._where())
-        captured.shadows -= 1
-        if not captured.shadows:
-            how = "bitwise" if same else "within rounding"
-            captured.report.proofs.append(
-                Proof("fresh inputs", "proved", f"{SHADOW_CALLS} real calls equal eager, {how}")
-            )
-            self._arm(captured, call.leaves)
-        return captured.hand_out(results)
 
     def _kept(self, captured: Captured, args: Any, kwargs: Any) -> Any:
         """The caller holds an earlier result in more than one place: it gets its own memory, later results are
@@ -517,26 +434,8 @@ class CaptureSafe:
                 "from now on results are copied (choose outputs='clone' or a ring to say so yourself)"
             )
         )
-        self._disarm(captured)
+        self._graphs.disarm(captured)
         return MISS  # the slow path goes on, outside the lock of the fast one
-
-    def _broken(self, captured: Captured | AutogradCaptured, fact: Fact | None, args: Any, kwargs: Any) -> Any:
-        """Called by the fast path when a fact fails or a state was loaded: the slow path looks at everything first."""
-        self._disarm(captured)
-        return MISS
-
-    def _disarm(self, captured: Captured | AutogradCaptured) -> None:
-        self._line_up([hot for hot in self._hot if hot is not captured.hot])
-        captured.hot = None
-
-    def _line_up(self, hot: list[Callable[[Any, Any], Any]]) -> None:
-        """The fast paths that a call tries, the likeliest first."""
-        self._hot = tuple(hot[:HOT_GRAPHS])
-        self._first = self._hot[0] if self._hot else _miss
-
-    def _dirty(self) -> None:
-        for captured in self._graphs.values():
-            captured.watch.dirty[0] = True
 
     # ---- failing ----
 
@@ -553,24 +452,24 @@ class CaptureSafe:
         admission.after.restore()
         return admission.result
 
-    def _violated(self, key: Any, captured: Captured | AutogradCaptured, error: CaptureError, call: Call) -> Any:
+    def _violated(self, key: Any, captured: Held, error: CaptureError, call: Call) -> Any:
         """What was promised at capture no longer holds."""
         choice = self._options.on_violation
         if choice == "recapture":
             self._warn(GuardWarning(f"{error.code} {error.rule}: {error.reason}; captured again"))
-            self._drop(key)
+            self._graphs.drop(key)
             return self._admit_again(call)
         if choice == "warn":
             self._warn(GuardWarning(str(error)))
             captured.watch = self._watch_now(captured)
             if isinstance(captured, AutogradCaptured):
-                self._arm(captured, call.leaves)
+                self._graphs.arm(captured, call.leaves)
                 return captured.call(call.leaves)
-            self._arm(captured, call.leaves)
+            self._graphs.arm(captured, call.leaves)
             return captured.hand_out(captured.run(call.leaves))
         return self._give_up(key, error, call.args, call.kwargs)
 
-    def _watch_now(self, captured: Captured | AutogradCaptured) -> Watch:
+    def _watch_now(self, captured: Held) -> Watch:
         assert self._state is not None
         return watch_of(self._state, self._options.watch, frozenset(), captured.entry == "some")
 
@@ -599,6 +498,11 @@ class CaptureSafe:
 
     def _warn(self, warning: Warning) -> None:
         warnings.warn(warning, stacklevel=4)
+
+    def _warn_once(self, warning: Warning) -> None:
+        if type(warning).__name__ not in self._told:
+            self._told.add(type(warning).__name__)
+            self._warn(warning)
 
     def _note(self, text: str) -> None:
         if text not in self._notes:
@@ -648,10 +552,8 @@ class CaptureSafe:
     @property
     def stats(self) -> dict[str, int]:
         """Counts: graphs, replays, captures, evictions, eager calls, shadowed and inlined calls."""
-        counts = dict(self._counts)
-        dropped = counts.pop("replays of dropped graphs")
-        replays = dropped + sum(captured.replays[0] for captured in self._graphs.values())
-        return {"graphs": len(self._graphs), "replays": replays, **counts}
+        replays = self._graphs.lost + sum(captured.replays[0] for captured in self._graphs.values())
+        return {"graphs": len(self._graphs), "replays": replays, "evicted": self._graphs.evicted, **self._counts}
 
     def memory(self) -> dict[str, int]:
         """Bytes: `inputs` in buffers, `outputs` in static results, `pool` in the shared pool as the allocator sees
@@ -663,14 +565,15 @@ class CaptureSafe:
             for out in captured.outputs
             if isinstance(out, torch.Tensor)
         )
-        pool = self._backend.pool_bytes(self._pool) if self._pool is not None and not self._backend.unavailable() else 0
-        return {"inputs": sum(c.static.nbytes for c in self._graphs.values()), "outputs": outputs, "pool": pool}
+        pool = self._graphs.pool
+        held = 0 if pool is None or self._backend.unavailable() else self._backend.pool_bytes(pool)
+        return {"inputs": sum(c.static.nbytes for c in self._graphs.values()), "outputs": outputs, "pool": held}
 
     def invalidate(self, reason: str = "asked for") -> None:
         """Drops every graph; the next call captures again. Gradients and state stay as they are."""
         with _CAPTURES, self._lock:
             for key in list(self._graphs):
-                self._drop(key)
+                self._graphs.drop(key)
             self._refused.clear()
             self._deferred.clear()
             self._forget_state()
@@ -689,27 +592,6 @@ class CaptureSafe:
             handle.remove()
         self._handles = []
         self._state = None
-
-    def _drop(self, key: Any) -> None:
-        captured = self._graphs.pop(key)
-        self._counts["replays of dropped graphs"] += captured.replays[0]
-        self._line_up([hot for hot in self._hot if hot is not captured.hot])
-        if not self._backend.unavailable() and self._state is not None:
-            self._backend.synchronize(self._state.device)
-        self._free_grads(captured)
-        self._release(captured)
-
-    def _release(self, captured: Captured | AutogradCaptured) -> None:
-        captured.release()
-        if captured.pool is not None and captured.pool is self._pool:
-            self._pool_users -= 1
-
-    def _free_grads(self, captured: Captured | AutogradCaptured) -> None:
-        """Gradients in the graph's memory move to memory of their own before the graph goes."""
-        if isinstance(captured, Captured):
-            for param, grad in captured.grads:
-                if param.grad is grad and captured.entry != "some":
-                    param.grad = grad.clone()
 
     def _where(self) -> Where | None:
         target = inspect.unwrap(self._fn.forward if isinstance(self._fn, torch.nn.Module) else self._fn)
@@ -746,38 +628,12 @@ class CaptureSafe:
         return f"<capture_safe {self.__name__}, mode {self._options.mode}, {len(self._graphs)} graph(s)>"
 
 
-def _miss(args: Any, kwargs: Any) -> Any:
-    """The fast path of a guard without graphs."""
-    return MISS
-
-
 def _nothing() -> None:
     """What a method's guard becomes in a pickle: its owner makes a new one."""
 
 
 def _rebuild(fn: Any, options: Options, declared: dict[str, Any]) -> CaptureSafe:
     return CaptureSafe(fn, options, declared, None)
-
-
-def _named(outputs: list[Any]) -> dict[str, torch.Tensor]:
-    return {f"output[{i}]": o for i, o in enumerate(outputs) if isinstance(o, torch.Tensor)}
-
-
-def _written(captured: Captured, leaves: list[Any]) -> dict[str, torch.Tensor]:
-    return {f"argument {captured.spec.names[i]}": leaves[i] for i in captured.written}
-
-
-def _on(state: State) -> dict[str, torch.Tensor]:
-    return {label: tensor for label, tensor in state.tensors().items() if tensor.device == state.device}
-
-
-def _alike(a: Captured | AutogradCaptured, b: Captured | AutogradCaptured) -> bool:
-    """Whether one fast path can't tell the calls of the other from its own."""
-    return a.spec == b.spec and a.entry == b.entry and a.user_key == b.user_key
-
-
-def _was_bitwise(captured: Captured) -> bool:
-    return any("bitwise" in proof.text for proof in captured.report.proofs)
 
 
 def capture_safe(

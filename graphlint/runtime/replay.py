@@ -69,6 +69,7 @@ class Captured:
     shadows: int = 0
     user_key: Any = None
     pool: Any = None
+    device: torch.device | None = None
     hot: Callable[[Any, Any], Any] | None = None
     source: str = ""
     replays: list[int] = field(default_factory=lambda: [0])

@@ -1,0 +1,70 @@
+"""A real call with real new inputs, run eagerly and by replay from the same state: the last stage of verification.
+
+The guard can vary floating-point inputs by itself, but not integers, which may be indices. The caller's next calls do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from graphlint.runtime.admit import Call
+from graphlint.runtime.backend import GraphBackend
+from graphlint.runtime.compare import copies, difference
+from graphlint.runtime.errors import Where, error_of
+from graphlint.runtime.replay import Captured
+from graphlint.runtime.report import Proof
+from graphlint.runtime.spec import flatten, unflatten_call
+from graphlint.runtime.state import State
+from graphlint.runtime.verify import private
+
+SHADOW_CALLS = 2
+
+
+def shadow(
+    fn: Callable[..., Any],
+    captured: Captured,
+    call: Call,
+    state: State,
+    backend: GraphBackend,
+    stream: Any,
+    where: Where | None,
+) -> list[Any]:
+    """Runs the call both ways; the replay's effects stay. Gives the output leaves.
+
+    Raises:
+        ReplayMismatchError: they differ; the state is then as before the call.
+    """
+    start = state.snapshot(backend.free_bytes(state.device))
+    mine = private(call.leaves, call.spec, captured.written)
+    args, kwargs = unflatten_call(call.spec.tree, mine)
+    with backend.on_stream(stream):
+        outputs = flatten(fn(*args, **kwargs))[0]
+    want = copies(_values(captured, outputs, mine, state))
+    start.restore()
+    results = captured.run(call.leaves)
+    have = copies(_values(captured, results, call.leaves, state))
+    padded = captured.static.plan is not None
+    first, same = difference(want, have, {}, not padded and _was_bitwise(captured))
+    if first is not None:
+        start.restore()
+        rule = "padding-changes-result" if padded else "replay-mismatch"
+        raise error_of(rule)(f"on fresh inputs {first}", rule=rule, stage="verify", where=where)
+    captured.shadows -= 1
+    if not captured.shadows:
+        how = "bitwise" if same else "within rounding"
+        captured.report.proofs.append(Proof("fresh inputs", "proved", f"{SHADOW_CALLS} real calls equal eager, {how}"))
+    return results
+
+
+def _values(captured: Captured, outputs: list[Any], leaves: list[Any], state: State) -> dict[str, torch.Tensor]:
+    """Everything that is compared, by label: results, arguments that the call changes, state on the device."""
+    named = {f"output[{i}]": o for i, o in enumerate(outputs) if isinstance(o, torch.Tensor)}
+    named |= {f"argument {captured.spec.names[i]}": leaves[i] for i in captured.written}
+    return named | {label: tensor for label, tensor in state.tensors().items() if tensor.device == state.device}
+
+
+def _was_bitwise(captured: Captured) -> bool:
+    return any("bitwise" in proof.text for proof in captured.report.proofs)
