@@ -32,7 +32,7 @@ def collectives(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
         return
     earlier = [one for one in walk.of(ev.CallEvent) if one.clock < event.capture.begin and is_one_of(one, COLLECTIVES)]
     made = [one for one in walk.of(ev.CallEvent) if one.name in MADE]
-    if made and not any(_same_group(one.keywords.get("group"), group) for one in earlier) and not any("device_id" in one.keywords for one in made):
+    if made and not any(_same_group(one.keywords.get("group"), group) or (one.at == event.at and one.frame.module is event.frame.module) for one in earlier) and not any("device_id" in one.keywords for one in made):
         report = at(event, "first-collective")
         report.related.append((made[-1].frame, made[-1].at, "the group is made here; its communicator comes with the first collective"))
         yield report

@@ -7,6 +7,7 @@ One walk begins at a program's own entry (`walk_main`) or, for a region that no 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -47,6 +48,8 @@ from graphlint.flow.values import (
 from graphlint.link import ClassInfo, Module
 
 _START: ir.Span = (1, 0, 1, 0)
+MAX_IMPORTED = 16  # modules of the project whose top level is run for what it does, beside binding names
+MAX_IMPORT_STEPS = 600  # of one of them
 Narrowing = tuple[tuple[Scope | Holder, Any, Value, Value], ...]
 
 
@@ -389,7 +392,43 @@ class Machine(Calls):
                         scope.slots.setdefault(name, self.member(source, name))
             return NORMAL
         self.put(scope, node.name, self.imported(node, self.frame.module))
+        if self.whole:
+            self._import_effects(node, self.frame.module)
         return NORMAL
+
+    def _import_effects(self, node: ir.Import, module: Module) -> None:
+        """What importing a module of the project does beside binding names: decorators that enter things in a registry, calls at its top level."""
+        name = self.project.absolute(node, module)
+        for wanted in (name, f"{name}.{node.symbol}" if node.symbol else ""):
+            source = self.project.module(wanted, module.path) if wanted else None
+            if source is None or source in self.imported_modules or len(self.imported_modules) >= MAX_IMPORTED:
+                continue
+            self.imported_modules.add(source)
+            outer = self.open, self.budget
+            self.open, self.budget = [], min(self.budget, MAX_IMPORT_STEPS)
+            with self.entered(ev.Frame(self.frame, "<module>", source, self.module_scope(source), None)), contextlib.suppress(OutOfBudget):
+                for stmt in source.summary.body:
+                    self._import_effect(stmt, source)
+            self.open, self.budget = outer
+
+    def _import_effect(self, stmt: ir.Stmt, source: Module) -> None:
+        """One statement at the top level of a module that is imported."""
+        if isinstance(stmt, ir.Import):
+            self._import_effects(stmt, source)
+        elif isinstance(stmt, ir.Do) and isinstance(stmt.value, ir.Call):
+            self.run(stmt)
+        elif isinstance(stmt, (ir.Define, ir.DefineClass)):
+            made = stmt.func if isinstance(stmt, ir.Define) else stmt.cls
+            if made.decorators and self.frame.scope.slots.get(made.name) is None and any(self._enters(deco) for deco in made.decorators):
+                self.run(stmt)
+
+    def _enters(self, deco: ir.Expr) -> bool:
+        """Whether a decorator is a call of something of the project, as those of registries are."""
+        root = deco
+        while isinstance(root, (ir.Call, ir.Attr)):
+            root = root.func if isinstance(root, ir.Call) else root.obj
+        value = self.eval(root) if isinstance(root, ir.Name) else UNKNOWN
+        return isinstance(value, (Closure, Instance, ModuleValue, ClassValue))
 
     def imported(self, node: ir.Import, module: Module) -> Value:
         """What an import statement binds."""
@@ -420,6 +459,7 @@ class Machine(Calls):
         module.binding.add(name)
         try:
             outer_open, self.open = self.open, []
+            first = len(self.events)
             frame = ev.Frame(self.frame, "<module>", module, scope, None)
             values: list[Value] = []
             with self.entered(frame):
@@ -428,6 +468,8 @@ class Machine(Calls):
                     if name in scope.slots:
                         values.append(scope.slots[name])
             self.open = outer_open
+            # bound late only by us: the program did it at its start
+            self.events[first:] = [event for event in self.events[first:] if not (isinstance(event, ev.WriteEvent) and event.cell.holder is scope)]
         finally:
             module.binding.discard(name)
         if not values:

@@ -112,7 +112,7 @@ def is_instance(value: Value, wanted: str) -> bool | None:
         return None
     if wanted in _CLASSES:
         if isinstance(value, Items):
-            return value.kind == wanted
+            return value.kind == wanted or (value.kind == "minmax" and wanted == "tuple")
         if isinstance(value, (Instance, External)):
             return None if isinstance(value, Instance) and wanted != "Tensor" else False
         return isinstance(value, _CLASSES[wanted])
@@ -124,7 +124,10 @@ def is_instance(value: Value, wanted: str) -> bool | None:
         names = [cls.name if not isinstance(cls, str) else cls.rpartition(".")[2] for cls in value.cls.mro()]
         return wanted in names
     if isinstance(value, External):
-        return True if value.name.rpartition(".")[2] == wanted else None
+        last = value.name.rpartition(".")[2]
+        if value.name.startswith("torch.nn.") and wanted in ("Module", *_LAYERS):
+            return wanted in ("Module", last) or None if last not in _LAYERS else wanted in ("Module", last)
+        return True if last == wanted else None
     if isinstance(value, (Tensor, Host)) and wanted:
         return None if wanted in ("Parameter", "Number", "Real", "Sequence") or not wanted[:1].isupper() else False
     return None
@@ -144,6 +147,12 @@ def example(machine: Machine, wanted: str, at: ir.Span) -> Value | None:
         return made
     return None
 
+
+# layers of torch that no other layer derives from
+_LAYERS = frozenset({
+    "Conv1d", "Conv2d", "Conv3d", "LayerNorm", "GroupNorm", "RMSNorm", "Embedding", "MultiheadAttention", "Dropout", "ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Softmax",
+    "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LSTM", "GRU", "Linear", "Identity", "Flatten", "MaxPool2d", "AvgPool2d",
+})  # fmt: skip
 
 # --- methods of containers and strings -------------------------------------------------------------------------------
 

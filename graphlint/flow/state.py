@@ -80,6 +80,7 @@ class State:
         self.gradients = Holder()  # id of a parameter's storage -> its gradient
         self.hooks: list[tuple[str, Value, Value]] = []
         self.functions: list[ClassInfo] = []  # custom autograd functions whose backward has not run yet
+        self.imported_modules: set[Module] = set()
         self.patched: set[str] = set()  # names that were written to some class after its definition
         self.threads: list[tuple[Value, int, list[ev.Event]]] = []
         self.default_stream: External | None = None
