@@ -125,9 +125,9 @@ def is_instance(value: Value, wanted: str) -> bool | None:
         return wanted in names
     if isinstance(value, External):
         last = value.name.rpartition(".")[2]
-        if value.name.startswith("torch.nn.") and wanted in ("Module", *_LAYERS):
-            return wanted in ("Module", last) or None if last not in _LAYERS else wanted in ("Module", last)
-        return True if last == wanted else None
+        if last == wanted or (wanted == "Module" and value.name.startswith("torch.nn.")):
+            return True
+        return False if value.name.startswith("torch.nn.") and wanted in _LAYERS and not last.startswith("Lazy") else None
     if isinstance(value, (Tensor, Host)) and wanted:
         return None if wanted in ("Parameter", "Number", "Real", "Sequence") or not wanted[:1].isupper() else False
     return None
@@ -151,7 +151,7 @@ def example(machine: Machine, wanted: str, at: ir.Span) -> Value | None:
 # layers of torch that no other layer derives from
 _LAYERS = frozenset({
     "Conv1d", "Conv2d", "Conv3d", "LayerNorm", "GroupNorm", "RMSNorm", "Embedding", "MultiheadAttention", "Dropout", "ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Softmax",
-    "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LSTM", "GRU", "Linear", "Identity", "Flatten", "MaxPool2d", "AvgPool2d",
+    "Sequential", "ModuleList", "ModuleDict", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LSTM", "GRU", "Linear", "Identity", "Flatten", "MaxPool2d", "AvgPool2d",
 })  # fmt: skip
 
 # --- methods of containers and strings -------------------------------------------------------------------------------
