@@ -13,6 +13,7 @@ from graphlint.flow.values import (
     Host,
     Instance,
     Items,
+    Key,
     Mapping,
     Value,
 )
@@ -20,38 +21,57 @@ from graphlint.link import inner
 
 
 def incomplete_key(walk: Walk) -> Iterator[Report]:
-    """A graph kept under a key is replayed by a later call of the same function, whose locals differ in what the region read and the key leaves out."""
+    """A graph kept under a key is taken again by a later call that differs in something the region reads and the key leaves out."""
     for capture in walk.captures:
-        if capture.kind not in ("graph", "manual") or capture.graph is None:
+        if capture.kind not in ("graph", "manual") or capture.graph is None or not walk.replays(capture):
             continue
-        reads = {event.cell.key: event for event in walk.of(ev.ReadEvent) if event.capture is capture and event.cell.holder is capture.frame.scope and isinstance(event.value, Host)}
-        for replay in walk.replays(capture):
-            names = replay.names.get(id(capture.frame.func))
-            if names is None or names is capture.frame.scope.slots or not reads:
+        kept = next((event for event in walk.of(ev.WriteEvent) if isinstance(event.cell.holder, Mapping) and event.clock > capture.end and holds(event.new, capture)), None)
+        if kept is None:
+            continue
+        reads = [event for event in walk.inside(capture) if isinstance(event, ev.ReadEvent) and isinstance(event.value, Host)]
+        for then, _, _ in capture.stack:
+            found = _left_out(then, capture, reads, walk) if then.func is not None else None
+            if found is not None:
+                yield from _at_key(capture, found[0], found[1], kept)
+                break
+
+
+def _left_out(then: ev.Frame, capture: ev.Capture, reads: list[ev.ReadEvent], walk: Walk) -> tuple[str, ev.ReadEvent] | None:
+    """A local of the capturing call that the region reads, and that is another number in a call that takes the graph as it is."""
+    for now in _takers(then, capture, walk):
+        for name, value in then.scope.slots.items():
+            if not _other_constant(value, now.get(name)):
                 continue
-            for name, read in reads.items():
-                now = names.get(name)
-                if _other_constant(read.value, now) and name != "training":
-                    yield from _at_key(capture, str(name), read, walk)
-                    return
+            read = next((one for one in reads if one.value is value or (one.cell.holder is then.scope and one.cell.key == name)), None)
+            if read is not None:
+                return str(name), read
+    return None
+
+
+def _takers(then: ev.Frame, capture: ev.Capture, walk: Walk) -> Iterator[dict[Key, Value]]:
+    """The locals of later calls of the same function that replay the graph, or give it back, without capturing."""
+    for replay in walk.replays(capture):
+        names = replay.names.get(id(then.func))
+        if names is not None:
+            yield names
+    for event in walk.of(ev.ReturnEvent):
+        if event.clock > capture.end and event.frame.func is then.func and event.frame is not then and holds(event.value, capture):
+            yield event.frame.scope.slots
 
 
 def _other_constant(then: Value, now: Value | None) -> bool:
     if not (isinstance(then, Host) and isinstance(now, Host) and then.kind in ("int", "float", "bool") and now.kind == then.kind):
         return False
-    return then.known and now.known and then.value != now.value
+    return then.known and now.known and bool(then.value != now.value)
 
 
-def _at_key(capture: ev.Capture, name: str, read: ev.ReadEvent, walk: Walk) -> Iterator[Report]:
-    """Reports where the key is made: the assignment of the name under which the graph is stored."""
-    kept = next((event for event in walk.of(ev.WriteEvent) if isinstance(event.cell.holder, Mapping) and event.clock > capture.end and _holds(event.new, capture)), None)
-    if kept is None:
-        return
-    function = capture.frame.func
+def _at_key(capture: ev.Capture, name: str, read: ev.ReadEvent, kept: ev.WriteEvent) -> Iterator[Report]:
+    """Reports where the key is made or asked for: its assignment, the test whether it is there, or the store."""
+    function = kept.frame.func
     assigned = _key_expression(function, kept.at) if function is not None else None
     if assigned is not None and name in _mentioned(assigned[1], function):
         return
-    report = Report("incomplete-graph-key", capture.frame, assigned[0] if assigned else kept.at, capture, {"why": f"`{name}`", "value": "key"})
+    report = Report("incomplete-graph-key", kept.frame, assigned[0] if assigned else kept.at, capture, {"why": f"`{name}`", "value": "key"})
     report.related.append((read.frame, read.at, f"the region reads `{name}` here"))
     yield report
 
@@ -70,11 +90,22 @@ def _key_expression(function: ir.Function, kept: ir.Span) -> tuple[ir.Span, ir.E
             index = next((target.index for target in stmt.targets if isinstance(target, ir.Subscript)), None)
     if index is None:
         return None
-    for stmt in _statements(function.body):
-        if isinstance(stmt, ir.Assign) and stmt.value is not None and isinstance(index, ir.Name):
-            if any(isinstance(target, ir.Name) and target.id == index.id for target in stmt.targets):
-                return stmt.at, stmt.value
-    return kept, index
+    if not isinstance(index, ir.Name):
+        return kept, index
+    made = next(((stmt.at, stmt.value) for stmt in _statements(function.body) if isinstance(stmt, ir.Assign) and stmt.value is not None and _binds(stmt, index.id)), None)
+    if made is not None and any(word in index.id.lower() for word in ("key", "sig")):
+        return made
+    asked = next((stmt.test for stmt in _statements(function.body) if isinstance(stmt, ir.If) and _asks(stmt.test, index.id)), None)
+    return (asked.at, made[1] if made is not None else index) if asked is not None else (made or (kept, index))
+
+
+def _binds(stmt: ir.Assign, name: str) -> bool:
+    return any(isinstance(target, ir.Name) and target.id == name for target in stmt.targets)
+
+
+def _asks(test: ir.Expr, name: str) -> bool:
+    """`name in graphs`, `name not in graphs`."""
+    return isinstance(test, ir.Compare) and test.ops[0] in ("in", "not in") and isinstance(test.left, ir.Name) and test.left.id == name
 
 
 def asks_for_key(node: object, name: str) -> bool:
@@ -115,9 +146,9 @@ def names_in(node: object) -> Iterator[str]:
                 yield from names_in(getattr(node, field))
 
 
-def _holds(value: Value, capture: ev.Capture) -> bool:
+def holds(value: Value, capture: ev.Capture) -> bool:
     if value is capture.graph:
         return True
     if isinstance(value, (Items, Mapping)):
-        return any(_holds(one, capture) for one in value.slots.values())
+        return any(holds(one, capture) for one in value.slots.values())
     return isinstance(value, Instance) and any(one is capture.graph for one in value.slots.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphlint.checks.base import Report, Walk, where
-from graphlint.checks.keys import _holds, asks_for_key
+from graphlint.checks.keys import asks_for_key, holds
 from graphlint.checks.memory import memory_read
 from graphlint.flow import events as ev
 from graphlint.flow import modules
@@ -56,9 +56,9 @@ def _loop_of(first: ev.Capture, second: ev.Capture) -> tuple[ev.Frame, tuple[int
 def _kept(capture: ev.Capture, walk: Walk) -> bool:
     """Whether the graph is put into a dict or list: one graph for each key is another pattern."""
     for event in walk.events:
-        if isinstance(event, ev.MutateEvent) and event.clock > capture.end and any(_holds(value, capture) for value in event.values):
+        if isinstance(event, ev.MutateEvent) and event.clock > capture.end and any(holds(value, capture) for value in event.values):
             return True
-        if isinstance(event, ev.WriteEvent) and isinstance(event.cell.holder, (Mapping, Items)) and event.clock > capture.end and _holds(event.new, capture):
+        if isinstance(event, ev.WriteEvent) and isinstance(event.cell.holder, (Mapping, Items)) and event.clock > capture.end and holds(event.new, capture):
             return True
     return False
 
@@ -84,7 +84,7 @@ def unbounded_graphs(walk: Walk) -> Iterator[Report]:
         if capture.kind not in ("graph", "manual") or capture.graph is None:
             continue
         for event in walk.of(ev.WriteEvent):
-            if event.clock > capture.end and isinstance(event.cell.holder, Mapping) and event.capture is None and _holds(event.new, capture):
+            if event.clock > capture.end and isinstance(event.cell.holder, Mapping) and event.capture is None and holds(event.new, capture):
                 key = _key_value(event, walk)
                 if key is not None and not _bounded(event.cell.holder, walk):
                     stores.setdefault((capture.frame.module.path, capture.at[0]), []).append((capture, event, key))
