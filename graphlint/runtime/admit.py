@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from graphlint.runtime.backend import CaptureFailed, CaptureRequest, GraphBackend, UncapturedWork
-from graphlint.runtime.buckets import BucketPlan, Unpad
+from graphlint.runtime.buckets import Unpad
+from graphlint.runtime.calls import Call
 from graphlint.runtime.errors import CaptureError, SignatureError, Where, error_of
 from graphlint.runtime.inputs import StaticInputs, shared_memory
 from graphlint.runtime.options import Options
@@ -30,17 +31,6 @@ from graphlint.runtime.warmup import Watched, repeat, tensor_lr, watch_call
 from graphlint.runtime.watch import watch_of
 
 DEFAULT_STEPS = 3
-
-
-@dataclass
-class Call:
-    """One call on its way to a graph."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    leaves: list[Any]
-    spec: Spec
-    plan: BucketPlan | None = None
 
 
 @dataclass
@@ -193,7 +183,7 @@ class Admission:
         """Captures the call (at bucket `size`, if it has buckets). Raises CaptureError; the process is sane either
         way.
         """
-        spec = self.call.plan.widen(self.call.spec, size) if self.call.plan else self.call.spec
+        spec = self.call.spec_at(size)
         static = StaticInputs(spec, self.call.leaves, self.call.plan, size, self.options.mode == "autograd")
         static.load(self.leaves_for(size))
         self.after.restore()

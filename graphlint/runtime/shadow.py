@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from graphlint.runtime.admit import Call
 from graphlint.runtime.backend import GraphBackend
+from graphlint.runtime.calls import Call
 from graphlint.runtime.compare import copies, difference
 from graphlint.runtime.errors import Where, error_of
 from graphlint.runtime.replay import Captured

@@ -28,7 +28,7 @@ def test_every_rule_that_the_runtime_names_has_a_page() -> None:
 
 def test_codes_spelled_in_warnings_are_the_rules() -> None:
     book = rulebook.load()
-    text = (RUNTIME / "guard.py").read_text(encoding="utf-8")
+    text = (RUNTIME / "ledger.py").read_text(encoding="utf-8")
     spelled = re.findall(r"(CG\d{3}) ([a-z-]+):", text)
     assert spelled
     for code, name in spelled:

@@ -130,6 +130,7 @@ def test_eager_only_when_asked_counted_and_told_once(kit: Any) -> None:
     assert losses == eager
     assert all(torch.equal(want[k], have[k]) for k in want)
     assert len(told) == 1
+    assert told[0].filename == __file__
     assert "host-sync" in str(told[0].message)
     assert guard.stats["eager"] == 6
     assert guard.report().fallbacks[0].calls == 6
