@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphlint.checks.base import Report, Walk, where
+from graphlint.checks.base import Report, Walk, constant, where
 from graphlint.checks.keys import asks_for_key, holds
 from graphlint.checks.memory import memory_read
 from graphlint.flow import events as ev
-from graphlint.flow import modules
+from graphlint.flow import modules, names
 from graphlint.flow.values import (
+    External,
     Holder,
     Host,
     Items,
     Mapping,
+    Storage,
     Value,
-    Wrapped,
     alternatives,
+    hosts_in,
+    tensors_in,
 )
 
 
@@ -33,10 +36,39 @@ def capture_in_loop(walk: Walk) -> Iterator[Report]:
             frame, span = spot
             key = (id(frame.module), span)
             replays = [event for event in walk.replays(first) if first.end < event.clock < second.begin]
-            if key in seen or not replays or _pays_off(replays) or _kept(first, walk) or not _same_work(first, second, walk):
+            if key in seen or not replays or not _same_work(first, second, walk):
                 continue
-            seen.add(key)
-            yield Report("capture-in-loop", frame, span, second, {"where": where(second)})
+            kept = _kept(first, walk)
+            if kept is None and not _pays_off(replays):
+                seen.add(key)
+                yield Report("capture-in-loop", frame, span, second, {"where": where(second)})
+            elif isinstance(kept, ev.MutateEvent) and not _written_out(frame, first, walk) and not _shrinks(kept.holder, walk):
+                seen.add(key)
+                report = Report("unbounded-graphs", second.frame, second.at, second, {"value": "round of the loop"})
+                report.related.append((kept.frame, kept.at, "the graph is kept here, and nothing lets go of it"))
+                yield report
+
+
+def _written_out(frame: ev.Frame, capture: ev.Capture, walk: Walk) -> bool:
+    """Whether the loop around is over a handful of things that are written out."""
+    loops = [event.value for event in walk.of(ev.LoopEvent) if event.frame is frame and event.clock < capture.begin]
+    source = loops[-1] if loops else None
+    if isinstance(source, External) and source.name == "range":
+        ends = [constant(one) for one in source.args]
+        return all(isinstance(one, int) and one <= 8 for one in ends)
+    return isinstance(source, Items) and source.exact and len(source.slots) <= 8
+
+
+def _shrinks(holder: Holder, walk: Walk) -> bool:
+    """Whether something takes graphs out again, or asks how many there are."""
+    for event in walk.events:
+        if isinstance(event, ev.MutateEvent) and event.holder is holder and event.name in ("pop", "popleft", "clear", "del", "remove"):
+            return True
+        if isinstance(event, ev.CallEvent) and event.name == "builtins.len" and event.args and event.args[0] is holder:
+            return True
+        if isinstance(event, ev.WriteEvent) and event.old is holder and event.new is not holder:
+            return True
+    return False
 
 
 def _pays_off(replays: list[ev.ReplayEvent]) -> bool:
@@ -53,23 +85,39 @@ def _loop_of(first: ev.Capture, second: ev.Capture) -> tuple[ev.Frame, tuple[int
     return None
 
 
-def _kept(capture: ev.Capture, walk: Walk) -> bool:
-    """Whether the graph is put into a dict or list: one graph for each key is another pattern."""
-    for event in walk.events:
-        if isinstance(event, ev.MutateEvent) and event.clock > capture.end and any(holds(value, capture) for value in event.values):
-            return True
-        if isinstance(event, ev.WriteEvent) and isinstance(event.cell.holder, (Mapping, Items)) and event.clock > capture.end and holds(event.new, capture):
-            return True
-    return False
+def _kept(capture: ev.Capture, walk: Walk) -> ev.Event | None:
+    """Where the graph, or what owns it, is put into a dict or list: one graph for each key is another pattern."""
+    for event in walk.after(capture.end):
+        if isinstance(event, ev.MutateEvent) and any(holds(value, capture) for value in event.values):
+            return event
+        if isinstance(event, ev.WriteEvent) and isinstance(event.cell.holder, (Mapping, Items)) and holds(event.new, capture):
+            return event
+    return None
 
 
 def _same_work(first: ev.Capture, second: ev.Capture, walk: Walk) -> bool:
-    """Both captures touch memory from before the loop, and the same."""
-    old = {storage for storage in memory_read(first, walk) if storage.born < first.begin}
-    new = {storage for storage in memory_read(second, walk) if storage.born < first.begin}
-    called = {id(event.receiver) for event in walk.inside(first) if isinstance(event, ev.CallEvent) and modules.is_module(event.receiver or Wrapped(Host(), ""))}
-    again = {id(event.receiver) for event in walk.inside(second) if isinstance(event, ev.CallEvent) and modules.is_module(event.receiver or Wrapped(Host(), ""))}
-    return old == new and called == again and bool(old or called) and _lines(first, walk) == _lines(second, walk)
+    """Both captures run the same lines on the same memory, or on data that came in at the same place."""
+    old, new = memory_read(first, walk), memory_read(second, walk)
+    called, again = _called(first, walk), _called(second, walk)
+    if called != again or not (old & new or called or old) or _lines(first, walk) != _lines(second, walk):
+        return False
+    made = {storage.site: storage for storage in old - new if storage.born < first.begin}
+    anew = {storage.site: storage for storage in new - old if storage.born < second.begin}
+    return made.keys() == anew.keys() and all(_same_size(one, walk) for one in made.values())
+
+
+def _called(capture: ev.Capture, walk: Walk) -> set[int]:
+    """The modules that a capture runs."""
+    return {id(event.receiver) for event in walk.inside(capture) if isinstance(event, ev.CallEvent) and event.receiver is not None and modules.is_module(event.receiver)}
+
+
+def _same_size(storage: Storage, walk: Walk) -> bool:
+    """Whether the tensor is not made for a size of its own: each size needs a graph of its own."""
+    made = next((event for event in walk.of(ev.CallEvent) if any(one.storage is storage for one in tensors_in(event.result))), None)
+    if made is None or made.name.rpartition(".")[2] not in names.FACTORIES | names.LIKE:
+        return True
+    sizes = [host for value in made.args for host in hosts_in(value)]
+    return all(host.known and not host.marks - {"length"} and not host.origins for host in sizes)
 
 
 def _lines(capture: ev.Capture, walk: Walk) -> set[tuple[str, int]]:

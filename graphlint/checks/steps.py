@@ -70,8 +70,10 @@ def scheduler_in_region(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
 def state_born_in_region(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
     """The first step of an optimizer is the captured one, so its state is made and reset by every replay."""
     optimizer = stepped(event)
-    if optimizer is None or not walk.whole or event.capture is None or optimizer.name not in STATEFUL:
+    if optimizer is None or event.capture is None or optimizer.name not in STATEFUL:
         return
+    if not walk.whole and any(inside is None for _, inside in optimizer.facts.get("steps", [])):
+        return  # in a made-up run any method may have come first
     if optimizer.name == "torch.optim.SGD":
         momentum = optimizer.keywords.get("momentum")
         if momentum is None or not constant(momentum):

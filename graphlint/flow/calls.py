@@ -9,7 +9,7 @@ from typing import Any
 from graphlint import ir
 from graphlint.flow import events as ev
 from graphlint.flow import evidence, graphs, names, pylib, torchlib
-from graphlint.flow.expressions import Expressions
+from graphlint.flow.expressions import Expressions, unresolved
 from graphlint.flow.state import MAX_DEPTH, MAX_ENTRIES, OutOfBudget
 from graphlint.flow.values import (
     NO,
@@ -104,6 +104,10 @@ class Calls(Expressions):
     def _instance_attribute(self, obj: Instance, name: str, at: ir.Span) -> Value:
         value = obj.slots.get(name)
         if value is not None:
+            if obj.synthetic and unresolved(value) and name in self._tensor_attributes(obj.cls):
+                value = self.tensor(at)
+                value.storage.pool = None
+                obj.slots[name] = value
             return self.read(obj, name, value, at)
         if name == "__class__":
             return ClassValue(obj.cls)
@@ -312,8 +316,10 @@ class Calls(Expressions):
         """A call of nobody knows what: counted, and its result unknown."""
         name = func.text if isinstance(func, Unknown) else "?"
         self.miss(at, f"`{name or 'a value'}` could not be resolved")
-        self.happen(ev.CallEvent, at, f"?{name}", None, tuple(args), keywords, UNKNOWN)
-        return UNKNOWN
+        # in a region, what is called on the way to an output gives a tensor of the pool, though nothing proves it
+        result: Value = self.tensor(at, sure=False) if self.open and not self.whole else UNKNOWN
+        self.happen(ev.CallEvent, at, f"?{name}", None, tuple(args), keywords, result)
+        return result
 
     def _call_bound(self, func: Bound, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
         if isinstance(func.func, Closure):
@@ -504,6 +510,13 @@ class Calls(Expressions):
             if isinstance(value, Unknown) and param.name in self._tensor_parameters(func):
                 value = self.tensor(at)
         return value
+
+    def _tensor_attributes(self, cls: ClassInfo) -> frozenset[str]:
+        key = ("tensors", id(cls.cls))
+        if key not in self.memo:
+            self.memo[key] = evidence.tensor_attributes(cls.cls)
+        found: frozenset[str] = self.memo[key]
+        return found
 
     def _tensor_parameters(self, func: Closure) -> frozenset[str]:
         key = ("tensors", id(func.func))

@@ -30,6 +30,16 @@ def tensor_parameters(func: ir.Function, module: Module, forward: bool) -> froze
     return frozenset(found)
 
 
+def tensor_attributes(cls: ir.Class) -> frozenset[str]:
+    """The attributes of a class that its methods use as only tensors can be used: `self.x.copy_(...)`."""
+    found: set[str] = set()
+    for node in _nodes(cls.body):
+        if isinstance(node, ir.Attr) and isinstance(node.obj, ir.Attr) and isinstance(node.obj.obj, ir.Name) and node.obj.obj.id == "self":
+            if node.name in _ONLY and node.name not in _NOT_ALONE:
+                found.add(node.obj.name)
+    return frozenset(found)
+
+
 def _shown(node: object, wanted: set[str], module: Module, forward: bool) -> set[str]:
     if isinstance(node, ir.Attr) and isinstance(node.obj, ir.Name) and node.obj.id in wanted:
         if node.name in _ONLY and node.name not in _NOT_ALONE or forward and node.name in _REDUCED | {"shape"}:

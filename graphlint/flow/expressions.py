@@ -291,6 +291,11 @@ class Expressions(State):
             return result
         if isinstance(left, Host) and isinstance(right, Host):
             return self._arithmetic(op, left, right)
+        if self.open and op not in _COMPARISONS and unresolved(left) != unresolved(right) and isinstance(left if unresolved(right) else right, Host):
+            # in a region, what is unknown and takes a number is a tensor or leads to one: the number is frozen either way
+            result = self.tensor(at, sure=False)
+            self.happen(ev.OpEvent, at, op, (left, right), result)
+            return result
         if isinstance(left, Items) and isinstance(right, Items) and op == "+" and left.exact and right.exact:
             return self.items(left.kind, left.values + right.values, at)
         if isinstance(left, Items) and op in ("+", "*"):
@@ -657,6 +662,11 @@ def _takes_all(part: Value, obj: Tensor) -> bool:
         last, length = part.args[-1], obj.dims[0] if obj.dims else None
         return len(part.args) == 1 and length is not None and isinstance(last, Host) and isinstance(last.value, int) and last.value >= length
     return isinstance(part, Host) and part.kind in ("none", "ellipsis")
+
+
+def unresolved(value: Value) -> bool:
+    """Whether nothing is known of it."""
+    return isinstance(value, Unknown) or isinstance(value, Bound) and isinstance(value.receiver, Unknown)
 
 
 BUILTINS = frozenset(dir(__import__("builtins")))

@@ -118,13 +118,17 @@ class Machine(Calls):
         """After the method that captures, every other public method once: what they rebind or replay shows."""
         if not self.captures:
             return
-        for cls in obj.cls.mro():
-            if not isinstance(cls, ClassInfo):
-                continue
-            for name, func in cls.methods.items():
-                if name in (first, "__init__", "__new__", "__del__", "__repr__") or "." in name or func.is_async:
+        for _ in range(2):  # twice: what one call keeps, the next one overwrites
+            seen = len(self.events)
+            for cls in obj.cls.mro():
+                if not isinstance(cls, ClassInfo):
                     continue
-                self._call_made_up(self.attribute(obj, name, _START), _START)
+                for name, func in cls.methods.items():
+                    if name in (first, "__init__", "__new__", "__del__", "__repr__") or "." in name or func.is_async:
+                        continue
+                    self._call_made_up(self.attribute(obj, name, _START), _START)
+            if not any(isinstance(event, ev.ReplayEvent) for event in self.events[seen:]):
+                return
 
     def _has_captured(self, qualname: str) -> bool:
         return any(frame.name == qualname for capture in self.captures for frame, _, _ in capture.stack)
