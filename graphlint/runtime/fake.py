@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from graphlint.runtime.backend import CaptureFailed, CaptureRequest
+from graphlint.runtime.backend import CaptureFailed, CaptureRequest, UncapturedWork
 from graphlint.runtime.observe import _TAGS, _WAITING, Observer
 
 T = TypeVar("T")
@@ -97,7 +97,10 @@ class FakeGraph:
 
 
 class FakeBackend:
-    """Captures on the CPU. `log` keeps what the guard asked for, in order; `fail` is raised by the next capture."""
+    """Captures on the CPU. `log` keeps what the guard asked for, in order; `fail` is raised by the next capture.
+
+    `stream` is the number of the current stream, which a test may change; streams in `joined` are part of a capture.
+    """
 
     device_type = "cpu"
     times = False
@@ -107,6 +110,7 @@ class FakeBackend:
         self.fail: BaseException | None = None
         self.graphs: list[FakeGraph] = []
         self.stream = 0
+        self.joined: set[int] = set()
         self.free = 1 << 40
         self._numbers = itertools.count(1)
         self._free: list[int] = []
@@ -143,7 +147,8 @@ class FakeBackend:
         self.log.append("capture")
         states = [gen.get_state() for gen in self.generators(request.device) + list(request.generators)]
         tape = Tape(request)
-        first: BaseException | None = self.fail
+        alone = [stream for stream in request.streams if stream not in self.joined]
+        first: BaseException | None = self.fail or (UncapturedWork(alone[0]) if alone else None)
         self.fail = None
         out: Any = None
         try:

@@ -54,6 +54,13 @@ def _busy() -> Iterator[None]:
         _OWNER[0] = owner
 
 
+def _is_part_of_it() -> bool:
+    """Whether this call comes from within a guard's phases: from its thread, or from autograd's, which Python did
+    not start.
+    """
+    return _OWNER[0] == threading.get_ident() or isinstance(threading.current_thread(), threading._DummyThread)
+
+
 class CaptureSafe:
     """A function, method or module behind a guard; made by `capture_safe`, called like what it guards."""
 
@@ -134,7 +141,7 @@ class CaptureSafe:
         reason = self._backend.unavailable()
         if reason:
             return self._give_up("no-device", NoDeviceError(reason, stage="preflight"), args, kwargs)
-        if (_BUSY[0] and _OWNER[0] == threading.get_ident()) or self._backend.capturing():
+        if (_BUSY[0] and _is_part_of_it()) or self._backend.capturing():
             return self._inline(args, kwargs)
         with _CAPTURES, self._lock:
             return self._serve(args, kwargs)

@@ -152,6 +152,26 @@ def test_another_stream_waits_for_the_last_replay() -> None:
     assert backend.log == ["wait 0"]
 
 
+def test_work_on_a_stream_that_is_not_part_of_the_capture_is_refused() -> None:
+    from graphlint.runtime.errors import StreamError
+    from graphlint.runtime.fake import FakeBackend
+
+    backend = FakeBackend()
+
+    def fn(x: Any) -> Any:
+        backend.stream = 5
+        y = x * 2  # on the side
+        backend.stream = 0
+        return y + 1
+
+    with pytest.raises(StreamError) as caught:
+        capture_safe(fn, backend=backend)(torch.ones(2))
+    assert caught.value.rule == "unforked-stream"
+    assert "on the side" in caught.value.source_line
+    backend.joined.add(5)
+    assert capture_safe(fn, backend=backend)(torch.ones(2)).tolist() == [3.0, 3.0]
+
+
 def test_snapshots_go_to_the_host_when_the_device_is_short() -> None:
     from graphlint.runtime.fake import FakeBackend
 
