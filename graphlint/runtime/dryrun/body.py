@@ -38,12 +38,15 @@ class Body:
         self._later = _stored_after(frame.f_code, end_row)
         self._looped = _stored_in_loops(self.filename, row, end_row)
         self._compiled: Callable[..., Any] | None = None
+        #: names whose plain values are others now than at capture; filled by `bind`
+        self.otherwise: list[str] = []
 
     def bind(self) -> Callable[[], Any] | None:
         """The region as a call without arguments, with the values that its names have now; None when a value that it
         needs is gone."""
         values = {name: _strong(kept) for name, kept in self._kept.items()}
         frame = self._calling_frame()
+        values.update(self._namesakes())
         if frame is not None:
             here = frame.f_locals
             values.update({name: here[name] for name in self._later if name in here and name in values})
@@ -53,6 +56,12 @@ class Body:
         function = self._function()
         if function is None:
             return None
+        plain = (bool, int, float, str, type(None))
+        self.otherwise = [
+            name
+            for name, kept in self._kept.items()
+            if isinstance(kept, plain) and name in self._needed and values[name] != kept
+        ]
         arguments = {name: None if value is _GONE else value for name, value in values.items()}
         bound = lambda: function(**arguments)  # noqa: E731
         bound.roots = {k: v for k, v in arguments.items() if k in self._needed}  # type: ignore[attr-defined]
@@ -77,6 +86,41 @@ class Body:
             for name, kept in self._kept.items()
             if name not in self._looped and isinstance(kept, plain) and isinstance(here.get(name, _GONE), plain)
         }
+
+    def _namesakes(self) -> dict[str, Any]:
+        """Plain values that callers of the replay, in the same file, hold under the names of the region."""
+        plain = (bool, int, float, str, type(None))
+        wanted = {name for name, kept in self._kept.items() if isinstance(kept, plain) and name in self._needed}
+        found: dict[str, Any] = {}
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and wanted:
+            if frame.f_code.co_filename == self.filename and frame.f_code is not self._code:
+                here = frame.f_locals
+                found.update(
+                    {
+                        name: here[name]
+                        for name in wanted
+                        if isinstance(here.get(name, _GONE), plain) and name not in found
+                    }
+                )
+            frame = frame.f_back
+        return {} if self._code.co_name == "<module>" else found
+
+    def key_row(self) -> int:
+        """The row of the test in the capturing function that looks for a graph by its key (`if key not in graphs`), or 0."""
+        tree = sites.parsed(self.filename)
+        for scope in ast.walk(tree) if tree else ():
+            if (
+                isinstance(scope, ast.FunctionDef)
+                and scope.lineno <= self.row
+                and self.end_row <= (scope.end_lineno or 0)
+            ):
+                for node in ast.walk(scope):
+                    if isinstance(node, ast.If) and any(
+                        isinstance(x, (ast.In, ast.NotIn)) for x in ast.walk(node.test)
+                    ):
+                        return node.lineno
+        return 0
 
     def appends(self, name: str) -> bool:
         """Whether the region's own statements put something into a container of that name (its outputs, most often)."""

@@ -4,11 +4,11 @@ is compiled here."""
 from __future__ import annotations
 
 import functools
-import weakref
 from typing import Any
 
 import torch
 
+from graphlint.runtime.dryrun.records import Event, Site
 from graphlint.runtime.dryrun.session import Region, Session
 from graphlint.runtime.dryrun.undo import gradients
 
@@ -85,7 +85,8 @@ class _Graphed:
     def __init__(self, session: Session, function: Any) -> None:
         self._session, self._function = session, function
         self._forward = function.forward if isinstance(function, torch.nn.Module) else function
-        self._pending: weakref.ref[torch.Tensor] | None = None
+        self._forwards = 0
+        self._again: Site | None = None
         self._adopted = False
 
     def hand_out(self) -> Any:
@@ -102,17 +103,18 @@ class _Graphed:
             if self._adopted and not fresh:
                 self._session.setup_event("graphed-grads", "the graphed callable")
             self._adopted = fresh
-        if training and self._pending is not None and self._pending() is not None:
-            self._session.setup_event("two-forwards", "the graphed callable")
         result = self._forward(*args, **kwargs)
         output = next((x for x in _flat(result) if x.requires_grad), None)
         if output is not None:
-            self._pending = weakref.ref(output)
-            output.register_hook(self._done)
+            self._forwards += 1
+            self._again = self._session.site()
+            output.register_hook(functools.partial(self._backward, self._forwards))
         return result
 
-    def _done(self, gradient: torch.Tensor) -> None:
-        self._pending = None
+    def _backward(self, forward: int, gradient: torch.Tensor) -> None:
+        """A backward whose forward was not the last one finds the activations of another."""
+        if forward != self._forwards and self._again is not None:
+            self._session.setup.events.append(Event("two-forwards", "the graphed callable", self._again))
 
 
 def _forward_backward(function: Any, args: Any) -> None:

@@ -20,7 +20,7 @@ _MAX_TRACE = 24
 @functools.cache
 def _library_folders() -> tuple[str, ...]:
     """Folders whose frames are never the user's: torch and its friends, this package, the standard library."""
-    found = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+    found = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
     for name in ("torch", "numpy", "pluggy", "_pytest", "click"):
         spec = importlib.util.find_spec(name)
         found.extend(spec.submodule_search_locations or () if spec else ())
@@ -43,7 +43,7 @@ def is_library(filename: str) -> bool:
     if filename.startswith("<") and "ipython" not in filename:
         return True
     path = os.path.realpath(filename)
-    if path.startswith(_library_folders()) or path.endswith(os.path.join("graphlint", "pytest_plugin.py")):
+    if path.startswith(_library_folders()):
         return True
     return path.startswith(_standard_folder()) and "site-packages" not in path
 
