@@ -34,14 +34,17 @@ def capture_in_loop(walk: Walk) -> Iterator[Report]:
             if spot is None:
                 continue
             frame, span = spot
-            key = (id(frame.module), span)
+            key = (id(second.frame.module), second.at)
             replays = [event for event in walk.replays(first) if first.end < event.clock < second.begin]
             if key in seen or not replays or not _same_work(first, second, walk):
                 continue
             kept = _kept(first, walk)
             if kept is None and not _pays_off(replays):
                 seen.add(key)
-                yield Report("capture-in-loop", frame, span, second, {"where": where(second)})
+                report = Report("capture-in-loop", second.frame, second.at, second, {"where": where(second)})
+                if frame is not second.frame:
+                    report.related.append((frame, span, "it is called from this loop"))
+                yield report
             elif isinstance(kept, ev.MutateEvent) and not _written_out(frame, first, walk) and not _shrinks(kept.holder, walk):
                 seen.add(key)
                 report = Report("unbounded-graphs", second.frame, second.at, second, {"value": "round of the loop"})
