@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphlint.checks.base import unknown, Report, Walk, at, cell_name, inplace_after, is_none, place
+from graphlint.checks.base import Report, Walk, at, cell_name, inplace_after, is_none, place, unknown
 from graphlint.flow import events as ev
 from graphlint.flow import modules
 from graphlint.flow.values import (
@@ -124,7 +124,7 @@ def _differs(change: ev.WriteEvent, asked_for_none: bool = False) -> bool:
     if asked_for_none and not (isinstance(old, Host) and isinstance(new, Host) and old.kind == new.kind == "bool"):
         return False
     from_caller = unknown(new) and isinstance(old, Host)  # `self.scale = scale` in a method: whatever the caller says
-    if old is new or not from_caller and not any(isinstance(one, Host) for one in alternatives(new)):
+    if old is new or (not from_caller and not any(isinstance(one, Host) for one in alternatives(new))):
         return False
     if isinstance(old, Host) and isinstance(new, Host) and old.known and new.known:
         return bool(old.value != new.value or type(old.value) is not type(new.value))
