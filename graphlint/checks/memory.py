@@ -100,7 +100,7 @@ def rebound_state(walk: Walk) -> Iterator[Report]:
             continue
         read = inputs_of(capture, walk)
         for event in walk.inside(capture):
-            if not isinstance(event, ev.WriteEvent) or event.cell not in read or event.how not in ("assign", "augment", "update"):
+            if not isinstance(event, ev.WriteEvent) or not event.sure or event.cell not in read or event.how not in ("assign", "augment", "update"):
                 continue
             old, new = read[event.cell][1], event.new
             if not isinstance(new, Tensor) or new.storage.pool is not capture or (isinstance(event.cell.holder, Scope) and event.cell.holder.outer is not None):

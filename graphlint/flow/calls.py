@@ -275,8 +275,9 @@ class Calls(Expressions):
         for expression in region.callables[:2]:
             target = self.eval(expression)
             if isinstance(target, (Closure, Bound, Instance, Partial, External)):
-                if region.kind == "wrapper":
-                    self.call(target, [], {}, at)  # wrappers warm up: what is made on first use is there when they capture
+                if region.kind == "wrapper":  # wrappers warm up: what is made on first use is there when they capture
+                    with graphs.side_stream(self.machine, at):
+                        self.call(target, [], {}, at)
                 capture = graphs.begin(self.machine, region.kind, region.api, at, None, {}, region.backward)
                 capture.mode = "thread_local"
                 graphs.in_capture(self.machine, capture, at, functools.partial(self.call, target, [], {}, at))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -194,6 +195,20 @@ def graph_method(machine: Machine, event: ev.CallEvent, graph: External | Instan
 # --- callables that capture ------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def side_stream(machine: Machine, at: ir.Span) -> Iterator[None]:
+    """What runs in it runs on a stream of its own, as warm-ups do."""
+    stream = External("torch.cuda.Stream", machine.site(at), machine.tick())
+    machine.happen(ev.StreamEvent, at, stream, "enter")
+    depth = len(machine.streams)
+    machine.streams.append(stream)
+    try:
+        yield
+    finally:
+        del machine.streams[depth:]
+        machine.happen(ev.StreamEvent, at, stream, "leave")
+
+
 def graphed_callables(machine: Machine, event: ev.CallEvent, te: bool = False) -> Value:
     """`make_graphed_callables(callables, sample_args)`: forward and backward are captured at this call."""
     args, words, at = event.args, event.keywords, event.at
@@ -208,8 +223,10 @@ def graphed_callables(machine: Machine, event: ev.CallEvent, te: bool = False) -
     rounds = words.get("num_warmup_iters")
     if not (isinstance(rounds, Host) and rounds.value == 0):
         for one, sample in zip(targets, given, strict=False):  # it warms up by itself: what is made on first use is there when the capture begins
-            machine.call(one, list(sample.values) if isinstance(sample, Items) and sample.exact else [sample], named, at)
-            run_backward(machine, at)
+            given_here = list(sample.values) if isinstance(sample, Items) and sample.exact else [sample]
+            with side_stream(machine, at):
+                machine.call(one, given_here, named, at)
+                run_backward(machine, at)
     for one, sample in zip(targets, given, strict=False):
         capture = begin(machine, "graphed-callable", event.name, at, External("torch.cuda.CUDAGraph", machine.site(at), machine.tick()), {}, backward=True)
         capture.mode = "thread_local" if machine.target >= (2, 14) and "capture_error_mode" in words else "global"
