@@ -54,5 +54,5 @@ def kit(request: pytest.FixtureRequest) -> Iterator[Kit]:
 
         yield Kit("cuda", CudaBackend())
         torch.cuda.synchronize()
+        gc.collect()
     torch.use_deterministic_algorithms(before)
-    gc.collect()
