@@ -41,8 +41,9 @@ def capture_in_loop(walk: Walk) -> Iterator[Report]:
             kept = _kept(first, walk)
             if kept is None and not _pays_off(replays):
                 seen.add(key)
-                report = Report("capture-in-loop", second.frame, second.at, second, {"where": where(second)})
-                if frame is not second.frame:
+                at_fault = (frame, span) if any(event.frame is frame for event in replays) else (second.frame, second.at)  # who captures only to replay once
+                report = Report("capture-in-loop", *at_fault, second, {"where": where(second)})
+                if at_fault[0] is not frame:
                     report.related.append((frame, span, "it is called from this loop"))
                 yield report
             elif isinstance(kept, ev.MutateEvent) and not _written_out(frame, first, walk) and not _shrinks(kept.holder, walk):
