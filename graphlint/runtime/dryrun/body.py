@@ -107,7 +107,7 @@ class Body:
         return {} if self._code.co_name == "<module>" else found
 
     def key_row(self) -> int:
-        """The row of the test in the capturing function that looks for a graph by its key (`if key not in graphs`), or 0."""
+        """The row of the test that looks for a graph by its key (`if key not in graphs`), or 0."""
         tree = sites.parsed(self.filename)
         for scope in ast.walk(tree) if tree else ():
             if (

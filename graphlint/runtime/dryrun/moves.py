@@ -242,10 +242,6 @@ def _read(kind: str) -> Handler:
     return handler
 
 
-def _format(session: Session, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-    return _read("print")(session, name, func, args, kwargs)
-
-
 def _numpy(session: Session, name: str, func: Any, args: Any, kwargs: Any) -> Any:
     if session.role(args[0]) == "device":
         session.event("read", name)
@@ -375,8 +371,8 @@ _HANDLERS: dict[str, Handler] = {
     "torch.Tensor.tolist": _read("read"),
     "torch.Tensor.numpy": _numpy,
     "torch.Tensor.__array__": _numpy,
-    "torch.Tensor.__repr__": _format,
-    "torch.Tensor.__format__": _format,
+    "torch.Tensor.__repr__": _read("print"),
+    "torch.Tensor.__format__": _read("print"),
     "torch.Tensor.untyped_storage": _storage,
     "torch.nn.functional.one_hot": _one_hot,
 }

@@ -4,7 +4,6 @@ but run nothing elsewhere."""
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -279,8 +278,3 @@ def stream_context(session: Session, stream: Any) -> Iterator[None]:
         yield
     finally:
         session.streams.current = before
-
-
-def other_thread(session: Session) -> bool:
-    """Whether the calling thread is not the one that captures while a region is open."""
-    return session.region is not None and threading.get_ident() != session.thread

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
 class Freed(Exception):
@@ -97,8 +97,3 @@ class Tape:
                     target = old.tensor() if old is not None else None
                     if target is not None and target.shape == new.shape:
                         target.copy_(new)
-
-
-def detached(tree: Any) -> Any:
-    """A copy of every tensor in a nest of containers, without its graph."""
-    return tree_map_only(torch.Tensor, lambda x: x.detach().clone(), tree)
