@@ -84,7 +84,7 @@ def default_stream_warmup(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
     if found is None and capture.alive:
         learned = set().union(*(_learns(event) for event in walk.inside(capture)))
         begun = next((event.clock for event in before if _records(event) and _learns(event) & learned), None)
-        kept = [event for event in before if begun is not None and event.clock >= begun and _records(event) and any(one.storage in capture.alive for one in tensors_in(event.result))]
+        kept = [event for event in before if begun is not None and event.clock >= begun and event.sure and _records(event) and any(one.storage in capture.alive for one in tensors_in(event.result))]
         found = kept[-1] if kept else None
     if found is not None:
         frame, span = _seen_from(found, capture)

@@ -201,7 +201,7 @@ def factory(machine: Machine, event: ev.CallEvent, short: str) -> Value:
     else:
         size: list[Value] = list(args)
         if short in ("full", "randint"):
-            size = [one for one in args if isinstance(one, Items)][:1]
+            size = list([one for one in args if isinstance(one, Items)][:1])
         dims, rank = _dims(size)
         if short == "full":
             value = args[1] if len(args) > 1 else words.get("fill_value", UNKNOWN)
