@@ -111,6 +111,7 @@ class FakeBackend:
         self.graphs: list[FakeGraph] = []
         self.stream = 0
         self.joined: set[int] = set()
+        self.heals = True
         self.free = 1 << 40
         self._numbers = itertools.count(1)
         self._free: list[int] = []
@@ -164,7 +165,7 @@ class FakeBackend:
         if first is not None:
             if tape.invalid:
                 self.log.append("heal")
-            raise CaptureFailed(first, invalidated=tape.invalid) from first
+            raise CaptureFailed(first, invalidated=tape.invalid, healed=self.heals or not tape.invalid) from first
         graph = FakeGraph(tape)
         self.graphs.append(graph)
         request.pool.append(graph)

@@ -17,9 +17,14 @@ from graphlint.runtime.errors import (  # noqa: E402
     DynamicShapeError,
     GeneratorError,
     HostSyncError,
+    NotWorthwhile,
+    OutOfGraphMemoryError,
+    PoolLeakError,
     ReplayMismatchError,
     StaleScalarError,
 )
+from graphlint.runtime.fake import FakeBackend, FakeGraph  # noqa: E402
+from graphlint.runtime.guard import capture_safe  # noqa: E402
 
 
 def linear(kit: Any) -> torch.nn.Linear:
@@ -194,6 +199,53 @@ def test_an_attribute_that_is_only_written_is_followed(kit: Any) -> None:
         x = kit.randn(3, seed=i)
         guard(x)
         assert torch.equal(m.last, x * 2)
+
+
+# ---- what only a pretended device can do ----
+
+
+def test_memory_that_runs_out_during_capture() -> None:
+    backend = FakeBackend()
+    backend.fail = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(OutOfGraphMemoryError, match="memory ran out"):
+        capture_safe(lambda x: x * 2, backend=backend)(torch.ones(2))
+    assert capture_safe(lambda x: x * 2, backend=backend)(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_a_process_that_does_not_heal_is_called_damaged() -> None:
+    backend = FakeBackend()
+    backend.heals = False
+    with pytest.raises(CaptureError, match="the process is damaged") as caught:
+        capture_safe(lambda x: torch.linalg.eigh(x)[0], backend=backend)(torch.eye(3))
+    assert caught.value.rule == "damaged-process"
+
+
+def test_memory_that_grows_over_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, marks = FakeBackend(), iter([1000, 1512])
+    monkeypatch.setattr(backend, "allocated", lambda device: next(marks))
+    with pytest.raises(PoolLeakError, match="512 bytes more"):
+        capture_safe(lambda x: x * 2, backend=backend)(torch.ones(2))
+
+
+def test_a_graph_that_buys_nothing_is_told() -> None:
+    backend = FakeBackend()
+    backend.times = True  # a tape is slower than eager
+    with pytest.warns(NotWorthwhile, match="a replay takes"):
+        capture_safe(lambda x: x * 2, backend=backend)(torch.ones(2))
+
+
+def test_a_generator_that_is_left_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FakeBackend()
+    replay = FakeGraph._replay
+
+    def frozen(self: Any) -> None:
+        state = torch.get_rng_state()
+        replay(self)
+        torch.set_rng_state(state)
+
+    monkeypatch.setattr(FakeGraph, "_replay", frozen)
+    with pytest.raises(GeneratorError, match="the generators stand elsewhere"):
+        capture_safe(lambda x: x + torch.rand(2), backend=backend)(torch.ones(2))
 
 
 # ---- wrong replays ----
