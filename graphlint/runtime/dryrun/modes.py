@@ -102,6 +102,8 @@ class OpMode(TorchDispatchMode):
         ]
         if "device" in roles:
             _learn(session, func, given, roles)
+        if func._schema.name == "aten::_pack_padded_sequence":
+            session.roles.mark(result[1], "host")  # batch sizes live on the host on every device
         known = {session.roles.identity(tensor) for tensor in given}
         role = _result_role(session, func, roles)
         lifted = func._schema.name == "aten::lift_fresh"  # its result is its operand, fresh from Python

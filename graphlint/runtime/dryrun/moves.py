@@ -316,11 +316,6 @@ def _type(session: Session, name: str, func: Any, args: Any, kwargs: Any) -> Any
     return func(*args, **kwargs)
 
 
-def _quiet(session: Session, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-    """`record_stream` and the like: nothing to do on a played device."""
-    return None if session.emulated else func(*args, **kwargs)
-
-
 def _one_hot(session: Session, name: str, func: Any, args: Any, kwargs: Any) -> Any:
     """Without a number of classes the largest value is read on the host."""
     classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
@@ -363,7 +358,6 @@ _HANDLERS: dict[str, Handler] = {
     "torch.Tensor.pin_memory": _pin,
     "torch.Tensor.is_pinned": _is_pinned,
     "torch.Tensor.get_device": _get_device,
-    "torch.Tensor.record_stream": _quiet,
     "torch.tensor": _from_data,
     "torch.as_tensor": _from_data,
     "torch.asarray": _from_data,

@@ -210,6 +210,10 @@ def _play_device(session: Session, patches: Patches) -> None:
         values[name] = lambda device=None: 0
     for name in ("reset_peak_memory_stats", "reset_accumulated_memory_stats", "set_sync_debug_mode", "ipc_collect"):
         values[name] = lambda *args, **kwargs: None
+    for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
+        patches.put(torch.cuda.nvtx, name, _nothing)
+    patches.put(torch.Tensor, "record_stream", _nothing)
+    values["initial_seed"] = torch.initial_seed
     values["mem_get_info"] = lambda device=None: (1 << 36, 1 << 37)
     values["empty_cache"] = _noted(session, "allocator", "torch.cuda.empty_cache", lambda: None)
     values["get_rng_state"] = _noted(
@@ -244,6 +248,10 @@ def _play_rest(session: Session, patches: Patches) -> None:
         patches.put(ddp, "forward", collectives.watch_ddp(session, ddp.forward))
         for name, value in collectives.played(session).items():
             patches.put(torch.distributed, name, value)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """What has no meaning on a played device."""
 
 
 class _NoContext:
