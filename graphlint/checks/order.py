@@ -162,7 +162,7 @@ def unordered_replay(walk: Walk) -> Iterator[Report]:
 def _behind_replay(event: ev.Event, touched: list[Storage], how: str, order: Order, replays: dict[int, tuple[ev.ReplayEvent, Stream, ev.Capture, _Use]], walk: Walk) -> Iterator[Report]:
     """Memory of a graph is touched on a stream that does not wait for the replay."""
     for key, (replay, stream, capture, use) in list(replays.items()):
-        if order.settled(order.here, stream, replay.clock) or not _one_flow(replay, event, walk):
+        if order.settled(order.here, stream, replay.clock) or not one_flow(replay, event, walk):
             continue
         memory = [one for one in touched if one.pool is capture or one in use.leaves or (how == "written" and one in use.reads)]
         if memory:
@@ -178,7 +178,7 @@ def _too_early(event: ev.ReplayEvent, order: Order, use: _Use, fills: dict[Stora
     """The replay does not wait for the stream that fills one of its inputs."""
     for storage in use.reads & set(fills):
         fill, stream = fills[storage]
-        if fill.clock > capture.end and not order.settled(order.here, stream, fill.clock) and _one_flow(fill, event, walk):
+        if fill.clock > capture.end and not order.settled(order.here, stream, fill.clock) and one_flow(fill, event, walk):
             del fills[storage]
             value = storage.text or "a static input"
             report = at(fill, "late-refill", capture, value=value, why="on a stream that the replay does not wait for", where=place(event.frame, event.at))
@@ -187,12 +187,13 @@ def _too_early(event: ev.ReplayEvent, order: Order, use: _Use, fills: dict[Stora
             return
 
 
-def _one_flow(one: ev.Event, other: ev.Event, walk: Walk) -> bool:
+def one_flow(one: ev.Event, other: ev.Event, walk: Walk) -> bool:
     """Whether one event follows the other in a run that the walk has seen: in a made-up run only within one method."""
-    return walk.whole or _outermost(one.frame) is _outermost(other.frame)
+    return walk.whole or outermost(one.frame) is outermost(other.frame)
 
 
-def _outermost(frame: ev.Frame) -> ev.Frame:
+def outermost(frame: ev.Frame) -> ev.Frame:
+    """The frame of the function that a walk began with, or of the module's top level."""
     while frame.parent is not None and frame.parent.parent is not None:
         frame = frame.parent
     return frame

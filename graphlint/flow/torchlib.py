@@ -537,6 +537,8 @@ def call(machine: Machine, event: ev.CallEvent) -> Value:
         return _host_function(machine, event, head)
     if name.startswith(("numpy.", "np.")):
         return Host("ndarray")
+    if head in ("triton", "triton.runtime.driver") and last[:1].islower() and last not in ("jit", "autotune", "heuristics"):
+        return Host("int", marks=frozenset(mark for arg in event.args for mark in machine.marks(arg)))  # cdiv, next_power_of_2
     if name.startswith(("torch.ops.", "flash_attn", "xformers", "transformer_engine", "triton", "torch.nn.")):
         given = [one for arg in (*event.args, *event.keywords.values()) for one in tensors_in(arg)]
         return machine.tensor(event.at, tensors._device_of(given) if given else "?") if given else UNKNOWN
