@@ -117,7 +117,8 @@ class OpMode(TorchDispatchMode):
         assert region is not None
         outputs = tuple(session.roles.identity(tensor) for tensor in tensors(result))
         op = _op(session, func, operands, outputs, args, kwargs)
-        region.tape.record(op.index, func, args, kwargs, result, region.born, session.roles.identity)
+        if region.replayable:
+            region.tape.record(op.index, func, args, kwargs, result, region.born, session.roles.identity)
         given = {operand.storage for operand in operands}
         for storage in outputs:
             if storage not in given or op.name == "aten::lift_fresh":

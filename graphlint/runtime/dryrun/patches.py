@@ -91,6 +91,16 @@ def _watch_host(session: Session, patches: Patches) -> None:
             if name in vars(owner):
                 patches.put(owner, name, _seed(session, f"{prefix}.{name}", getattr(owner, name)))
     _watch_schedulers(session, patches)
+    _let_optimizers_step(patches)
+
+
+def _let_optimizers_step(patches: Patches) -> None:
+    """Torch's own check would end the step at an optimizer that is not capturable; the dry run notes it and goes on."""
+    from torch.optim.optimizer import Optimizer
+
+    for name in ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check"):
+        if hasattr(Optimizer, name):
+            patches.put(Optimizer, name, lambda self: None)
 
 
 def _seed(session: Session, call: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -238,11 +248,6 @@ def _play_rest(session: Session, patches: Patches) -> None:
     patches.put(
         torch._C, "_group_tensors_by_device_and_dtype", _grouped(session, torch._C._group_tensors_by_device_and_dtype)
     )
-    from torch.optim.optimizer import Optimizer
-
-    for name in ("_cuda_graph_capture_health_check", "_accelerator_graph_capture_health_check"):
-        if hasattr(Optimizer, name):
-            patches.put(Optimizer, name, lambda self: None)
     if torch.distributed.is_available():
         ddp = torch.nn.parallel.DistributedDataParallel
         patches.put(ddp, "forward", collectives.watch_ddp(session, ddp.forward))

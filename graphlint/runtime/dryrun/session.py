@@ -29,6 +29,7 @@ class Region:
         self.kind, self.site, self.error_mode = kind, site, error_mode
         self.trace = Trace()
         self.tape = Tape()
+        self.replayable = kind not in ("step", "watch", "shadow")  # a tape keeps all memory of the region alive
         self.born: dict[int, int] = {}
         self.generators: set[int] = set()
         self.undo: Undo | None = None
