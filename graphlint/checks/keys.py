@@ -76,26 +76,26 @@ def _at_key(capture: ev.Capture, name: str, read: ev.ReadEvent, kept: ev.WriteEv
     yield report
 
 
-def _statements(body: tuple[ir.Stmt, ...]) -> Iterator[ir.Stmt]:
+def statements(body: tuple[ir.Stmt, ...]) -> Iterator[ir.Stmt]:
     for stmt in body:
         yield stmt
-        yield from _statements(tuple(inner(stmt)))
+        yield from statements(tuple(inner(stmt)))
 
 
 def _key_expression(function: ir.Function, kept: ir.Span) -> tuple[ir.Span, ir.Expr] | None:
     """Where the key of `graphs[key] = ...` is made: its own assignment, or the index itself."""
     index: ir.Expr | None = None
-    for stmt in _statements(function.body):
+    for stmt in statements(function.body):
         if isinstance(stmt, ir.Assign) and stmt.at == kept:
             index = next((target.index for target in stmt.targets if isinstance(target, ir.Subscript)), None)
     if index is None:
         return None
     if not isinstance(index, ir.Name):
         return kept, index
-    made = next(((stmt.at, stmt.value) for stmt in _statements(function.body) if isinstance(stmt, ir.Assign) and stmt.value is not None and _binds(stmt, index.id)), None)
+    made = next(((stmt.at, stmt.value) for stmt in statements(function.body) if isinstance(stmt, ir.Assign) and stmt.value is not None and _binds(stmt, index.id)), None)
     if made is not None and any(word in index.id.lower() for word in ("key", "sig")):
         return made
-    asked = next((stmt.test for stmt in _statements(function.body) if isinstance(stmt, ir.If) and _asks(stmt.test, index.id)), None)
+    asked = next((stmt.test for stmt in statements(function.body) if isinstance(stmt, ir.If) and _asks(stmt.test, index.id)), None)
     return (asked.at, made[1] if made is not None else index) if asked is not None else (made or (kept, index))
 
 
@@ -126,11 +126,24 @@ def _called(node: ir.Expr) -> str:
 def _mentioned(expression: ir.Expr, function: ir.Function | None) -> set[str]:
     """The names in an expression, and those that they are assigned from."""
     found = set(names_in(expression))
-    for stmt in _statements(function.body) if function is not None else ():
+    for stmt in statements(function.body) if function is not None else ():
         if isinstance(stmt, ir.Assign) and stmt.value is not None:
             if any(isinstance(target, ir.Name) and target.id in found for target in stmt.targets):
                 found |= set(names_in(stmt.value))
     return found
+
+
+def called_names(node: object) -> Iterator[str]:
+    """The plain names that are called in a piece of code."""
+    if isinstance(node, ir.Call) and isinstance(node.func, ir.Name):
+        yield node.func.id
+    if isinstance(node, (tuple, list)):
+        for one in node:
+            yield from called_names(one)
+    elif isinstance(node, msgspec.Struct):
+        for field in node.__struct_fields__:
+            if field != "at":
+                yield from called_names(getattr(node, field))
 
 
 def names_in(node: object) -> Iterator[str]:

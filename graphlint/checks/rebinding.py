@@ -8,7 +8,7 @@ import msgspec
 
 from graphlint import ir
 from graphlint.checks.base import Report, Walk, at
-from graphlint.checks.keys import names_in
+from graphlint.checks.keys import names_in, statements
 from graphlint.checks.memory import captured
 from graphlint.flow import events as ev
 from graphlint.flow.values import Unknown
@@ -36,17 +36,11 @@ def passed_over_local(walk: Walk) -> Iterator[Report]:
 
 def _used_elsewhere(name: str, change: ir.Span, read: ir.Span, capture: ev.Capture, function: ir.Function) -> bool:
     """Whether a statement of the function, other than the region and those that bind the name itself, mentions it after the change."""
-    return any(stmt.at[0] >= change[0] and name in _mentions(stmt) and not _binds(stmt, name) and not _around(stmt.at, read) for stmt in _statements(function.body))
+    return any(stmt.at[0] >= change[0] and name in _mentions(stmt) and not _binds(stmt, name) and not _around(stmt.at, read) for stmt in statements(function.body))
 
 
 def _around(outer: ir.Span, at_: ir.Span) -> bool:
     return outer[:2] <= at_[:2] and at_[2:] <= outer[2:]
-
-
-def _statements(body: tuple[ir.Stmt, ...]) -> Iterator[ir.Stmt]:
-    for stmt in body:
-        yield stmt
-        yield from _statements(tuple(inner(stmt)))
 
 
 def _mentions(stmt: ir.Stmt) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphlint.checks.base import Report, Walk, constant, where
-from graphlint.checks.keys import asks_for_key, holds
+from graphlint.checks.keys import asks_for_key, called_names, holds, statements
 from graphlint.checks.memory import memory_read
 from graphlint.flow import events as ev
 from graphlint.flow import modules, names
@@ -36,7 +36,7 @@ def capture_in_loop(walk: Walk) -> Iterator[Report]:
             frame, span = spot
             key = (id(second.frame.module), second.at)
             replays = [event for event in walk.replays(first) if first.end < event.clock < second.begin]
-            if key in seen or not replays or not _same_work(first, second, walk):
+            if key in seen or not replays or _handed_in(first) or _per_setting(first, frame, walk) or not _same_work(first, second, walk):
                 continue
             kept = _kept(first, walk)
             if kept is None and not _pays_off(replays):
@@ -51,6 +51,23 @@ def capture_in_loop(walk: Walk) -> Iterator[Report]:
                 report = Report("unbounded-graphs", second.frame, second.at, second, {"value": "round of the loop"})
                 report.related.append((kept.frame, kept.at, "the graph is kept here, and nothing lets go of it"))
                 yield report
+
+
+def _handed_in(capture: ev.Capture) -> bool:
+    """Whether the region calls a parameter of the function around it: a helper that captures what it is given, other work each time."""
+    function = capture.frame.func
+    if function is None:
+        return False
+    params = {param.name for param in function.params}
+    return any(stmt.at == capture.at and params & set(called_names(stmt)) for stmt in statements(function.body))
+
+
+def _per_setting(capture: ev.Capture, frame: ev.Frame, walk: Walk) -> bool:
+    """Whether the region takes a flag, a name or a size that the loop goes over: each is a graph of its own. (A number that could be a tensor is not.)"""
+    looped = {event.cell for event in walk.of(ev.WriteEvent) if event.frame is frame and event.how == "loop" and event.clock < capture.begin}
+    return any(
+        event.cell in looped and all(isinstance(one, Host) and one.kind in ("bool", "str", "int") for one in alternatives(event.value)) for event in walk.of(ev.ReadEvent) if event.capture is capture
+    )
 
 
 def _written_out(frame: ev.Frame, capture: ev.Capture, walk: Walk) -> bool:
@@ -103,7 +120,8 @@ def _same_work(first: ev.Capture, second: ev.Capture, walk: Walk) -> bool:
     """Both captures run the same lines on the same memory, or on data that came in at the same place."""
     old, new = memory_read(first, walk), memory_read(second, walk)
     called, again = _called(first, walk), _called(second, walk)
-    if called != again or not (old & new or called or old) or _lines(first, walk) != _lines(second, walk):
+    strange = any(isinstance(event, ev.CallEvent) and event.name.startswith("?") for event in walk.inside(first))
+    if called != again or not (old or called or strange) or _lines(first, walk) != _lines(second, walk):
         return False
     made = {storage.site: storage for storage in old - new if storage.born < first.begin}
     anew = {storage.site: storage for storage in new - old if storage.born < second.begin}
