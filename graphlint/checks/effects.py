@@ -175,7 +175,7 @@ def first_step_branch(walk: Walk) -> Iterator[Report]:
                     continue
                 for cell in host.origins:
                     later = next((write for write in writes if write.cell == cell and write.clock > test.clock), None)
-                    if later is not None and not _put_back(cell, capture, walk) and _old(cell.holder, capture) and isinstance(later.new, Host) and _flips(later, host) and walk.replays(capture):
+                    if later is not None and not _put_back(cell, capture, walk) and _old(cell.holder, capture) and ((isinstance(later.new, Host) and _flips(later, host)) or (test.otherwise and "none" in host.marks and is_none(later.old) and not is_none(later.new))) and walk.replays(capture):
                         report = at(test, "first-step-branch", value=cell_name(cell).lstrip("."))
                         report.related.append((later.frame, later.at, "the region changes it here, once, at capture"))
                         yield report
@@ -192,9 +192,9 @@ def _flips(write: ev.WriteEvent, tested: Host) -> bool:
 def region_cache(walk: Walk) -> Iterator[Report]:
     """A tensor that is made in the region because a slot was empty, and kept there."""
     for capture in captured(walk):
-        if not walk.whole or capture.kind == "graphed-callable":
+        if not (walk.whole or capture.frame.name.endswith("__init__")) or capture.kind == "graphed-callable":
             continue
-        tested = {cell for event in walk.inside(capture) if isinstance(event, ev.TestEvent) for one in alternatives(event.value) if isinstance(one, Host) for cell in one.origins}
+        tested = {cell for event in walk.inside(capture) if isinstance(event, ev.TestEvent) and not event.otherwise for one in alternatives(event.value) if isinstance(one, Host) for cell in one.origins}
         for event in walk.inside(capture):
             if not isinstance(event, ev.WriteEvent) or not isinstance(event.new, Tensor) or event.new.storage.pool is not capture:
                 continue

@@ -25,9 +25,9 @@ def closed_over_parameters(walk: Walk) -> Iterator[Report]:
         capture = next((one for one in walk.captures if one.at == event.at and one.kind == "graphed-callable" and one.frame is event.frame), None)
         if capture is None:
             continue
-        trained = any(one.name.endswith(".backward") and one.clock > capture.end for one in walk.of(ev.CallEvent)) or not walk.whole
+        trained = any(one.name.endswith(".backward") and one.clock > capture.end for one in walk.of(ev.CallEvent))
         inner = next((one for one in walk.inside(capture) if isinstance(one, ev.CallEvent) and one.name.startswith("torch.nn.") and one.name.endswith(".forward") and any(t.grad for t in tensors_in(one.result)) and not modules.is_plain(one.name[: -len(".forward")])), None)
-        if inner is not None and trained and walk.whole:
+        if inner is not None and trained:
             report = at(event, "closed-over-parameters", capture)
             report.related.append((inner.frame, inner.at, "its parameters are reached here"))
             yield report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphlint.checks.base import Report, Walk, at, cell_name, replayed_after, where
+from graphlint.checks.base import Report, Walk, at, cell_name, replayed_after, where, within
 from graphlint.flow import events as ev
 from graphlint.flow import modules
 from graphlint.flow.values import (
@@ -16,6 +16,7 @@ from graphlint.flow.values import (
     Scope,
     Storage,
     Tensor,
+    Unknown,
     Value,
     alternatives,
     tensors_in,
@@ -82,7 +83,7 @@ def rebound_input(walk: Walk) -> Iterator[Report]:
                     continue
                 if not event.sure and _in_sequence(event, replayed_after(capture, event.clock, walk)):
                     continue  # made anew only where it does not fit: whether it fits was not seen
-                if not _other_tensor(event, tensor) or not stale(capture, event, walk) or _refilled(tensor.storage, event, capture, walk):
+                if not _other_tensor(event, tensor, walk) or not stale(capture, event, walk) or _refilled(tensor.storage, event, capture, walk):
                     continue
                 if isinstance(cell.holder, Scope) and not _local_input(cell, event, walk):
                     continue
@@ -96,7 +97,7 @@ def rebound_state(walk: Walk) -> Iterator[Report]:
     """A region computes new state from old and binds it to the same name: the graph reads the old memory at each replay."""
     for capture in captured(walk):
         replays = walk.replays(capture)
-        if capture.kind == "graphed-callable" or len(replays) < 2 or not walk.whole:
+        if capture.kind == "graphed-callable" or len(replays) < 2:
             continue
         read = inputs_of(capture, walk)
         for event in walk.inside(capture):
@@ -132,7 +133,15 @@ def _root(frame: ev.Frame) -> ev.Frame:
     return frame
 
 
-def _other_tensor(event: ev.WriteEvent, tensor: Tensor) -> bool:
+def _moved_in(event: ev.WriteEvent, walk: Walk) -> bool:
+    """Whether what is bound comes from `.to()` or `.cuda()` of something: where a tensor stood, that is another tensor."""
+    calls = (one for one in walk.of(ev.CallEvent) if one.frame is event.frame and one.name in ("?.to", "?.cuda"))
+    return any(within(one.at, event.at) and event.at[0] == one.at[0] for one in calls)
+
+
+def _other_tensor(event: ev.WriteEvent, tensor: Tensor, walk: Walk) -> bool:
+    if isinstance(event.new, Unknown):
+        return event.how == "assign" and _moved_in(event, walk)
     found = [one for one in alternatives(event.new) if isinstance(one, Tensor)]
     return bool(found) and all(one.storage is not tensor.storage for one in found) and len(found) == len(alternatives(event.new))
 
@@ -153,11 +162,21 @@ def _restored(cell: Cell, tensor: Tensor, change: ev.Event, capture: ev.Capture,
     return bool(last) and any(isinstance(one, Tensor) and one.storage is tensor.storage for one in alternatives(last[-1].new))
 
 
+def _replays_next(event: ev.WriteEvent, walk: Walk) -> bool:
+    """Whether a replay is the next thing that happens, as behind a refill."""
+    for later in walk.after(event.clock):
+        if isinstance(later, ev.ReplayEvent):
+            return True
+        if isinstance(later, ev.OpEvent) or (isinstance(later, ev.CallEvent) and not later.name.endswith(".replay")):
+            return False
+    return False
+
+
 def _local_input(cell: Cell, event: ev.WriteEvent, walk: Walk) -> bool:
     """A local that is rebound is an input by its name alone; the new tensor must not be used for anything else before the replay."""
     new = next((one for one in alternatives(event.new) if isinstance(one, Tensor)), None)
     if new is None:
-        return False
+        return isinstance(event.new, Unknown) and _replays_next(event, walk)
     for later in walk.events:
         if later.clock <= event.clock:
             continue

@@ -10,8 +10,6 @@ from graphlint.flow import events as ev
 from graphlint.flow.values import (
     Items,
     Mapping,
-    Scope,
-    Storage,
     Tensor,
     Value,
     alternatives,
@@ -33,11 +31,17 @@ def kept_output(walk: Walk) -> Iterator[Report]:
             if event.capture is not None or event.clock < replays[0].clock or event.name not in ("append", "add", "appendleft", "extend", "insert", "collect"):
                 continue
             kept = [one for value in event.values for one in _outputs(value, capture)]
-            again = len(event.values) > 1 if event.name == "collect" else any(one.clock > event.clock for one in replays)
+            again = len(event.values) > 1 if event.name == "collect" else any(one.clock > event.clock for one in replays) and (walk.whole or _piles_up(event, replays, walk))
             if kept and again and not _consumed(event, kept, replays, walk):
                 yield at(event, "kept-output", capture, why="is kept here over the next replay")
                 break
         yield from _kept_twice(capture, replays, walk)
+
+
+def _piles_up(event: ev.MutateEvent, replays: list[ev.ReplayEvent], walk: Walk) -> bool:
+    """Whether the same line keeps another result after a later replay; a list made once holds the places to look at after each."""
+    later = [one.clock for one in walk.of(ev.MutateEvent) if one is not event and one.holder is event.holder and one.at == event.at]
+    return any(event.clock < replay.clock < clock for replay in replays for clock in later)
 
 
 def _consumed(event: ev.MutateEvent, kept: list[Tensor], replays: list[ev.ReplayEvent], walk: Walk) -> bool:
@@ -47,50 +51,20 @@ def _consumed(event: ev.MutateEvent, kept: list[Tensor], replays: list[ev.Replay
 
 
 def _kept_twice(capture: ev.Capture, replays: list[ev.ReplayEvent], walk: Walk) -> Iterator[Report]:
-    """Two names of results from different replays that are one memory, used together or after the second replay."""
-    held: dict[Storage, ev.WriteEvent] = {}
-    for event in walk.events:
-        if event.clock < replays[0].clock or event.capture is not None:
+    """A result that is put into a dict as it is, and replayed over."""
+    for event in walk.of(ev.WriteEvent):
+        if event.clock < replays[0].clock or event.capture is not None or not isinstance(event.new, Tensor) or not isinstance(event.cell.holder, Mapping):
             continue
-        if isinstance(event, ev.WriteEvent) and isinstance(event.new, Tensor) and _outputs(event.new, capture):
-            first = held.get(event.new.storage)
-            between = first is not None and any(first.clock < one.clock < event.clock for one in replays)
-            if first is not None and between and first.cell != event.cell and first.frame is event.frame and isinstance(event.cell.holder, Scope):
-                if _used_together(event, first, walk):
-                    yield at(first, "kept-output", capture, why=f"is kept over the replay before {place(event.frame, event.at)}")
-                    return
-            if first is None or first.cell == event.cell or not between:
-                held[event.new.storage] = event
-        elif isinstance(event, ev.WriteEvent) and isinstance(event.new, Tensor) and isinstance(event.cell.holder, Mapping) and _outputs(event.new, capture):
-            if any(one.clock > event.clock for one in replays):
-                yield at(event, "kept-output", capture, why="is kept here over the next replay")
-                return
-
-
-def _used_together(second: ev.WriteEvent, first: ev.WriteEvent, walk: Walk) -> bool:
-    """An operation after both names takes the memory twice."""
-    assert isinstance(second.new, Tensor)
-    storage = second.new.storage
-    for event in walk.events:
-        if event.clock < second.clock:
-            continue
-        if isinstance(event, ev.OpEvent):
-            count = sum(one.storage is storage for value in event.operands for one in tensors_in(value))
-        elif isinstance(event, ev.CallEvent):
-            values = [*event.args, *event.keywords.values()] + ([event.receiver] if event.receiver is not None else [])
-            count = sum(one.storage is storage for value in values for one in tensors_in(value))
-        else:
-            continue
-        if count > 1:
-            return True
-    return False
+        if _outputs(event.new, capture) and event.cell.holder is not walk.machine.gradients and any(one.clock > event.clock for one in replays):
+            yield at(event, "kept-output", capture, why="is kept here over the next replay")
+            return
 
 
 def reread_output(walk: Walk) -> Iterator[Report]:
     """A result is kept under a name over the next replay, and used after it as if it were the old one."""
     for capture in captured(walk):
         replays = walk.replays(capture)
-        if len(replays) < 2 or capture.kind == "graphed-callable":
+        if len(replays) < 2:
             continue
         for write in _kept_names(capture, replays[0], walk):
             read = _stale_read(write, replays, walk)
@@ -159,7 +133,7 @@ _READERS = ("clone", "item", "tolist", "cpu", "numpy")  # nobody calls these for
 def early_output_read(walk: Walk) -> Iterator[Report]:
     """A static output is read after the capture and before any replay."""
     for capture in captured(walk):
-        if capture.kind == "graphed-callable" or capture.graph is None or not walk.whole:
+        if capture.kind == "graphed-callable" or capture.graph is None:
             continue
         first = next((event.clock for event in walk.replays(capture)), None)
         unseen = any(event.graph is None for event in walk.of(ev.ReplayEvent))
@@ -172,6 +146,6 @@ def early_output_read(walk: Walk) -> Iterator[Report]:
             if isinstance(event, ev.CallEvent) and (event.name.startswith(("builtins.", "?", "weakref")) or event.name.rpartition(".")[2] in ("data_ptr", "size", "numel", "dim", "detach", "view", "zero_", "fill_", "untyped_storage")):
                 continue
             computed = first is not None or (isinstance(event, ev.CallEvent) and event.name.rpartition(".")[2] in _READERS and not unseen)
-            if computed and any(_outputs(value, capture) for value in values):
+            if computed and (walk.whole or event.frame is capture.frame) and any(_outputs(value, capture) for value in values):
                 yield at(event, "early-output-read", capture)
                 break

@@ -32,7 +32,7 @@ def partial_refill(walk: Walk) -> Iterator[Report]:
 
 
 def _of_tensor(fill: ev.InplaceEvent) -> bool:
-    return fill.source is not None and any(isinstance(one, Tensor) for one in alternatives(fill.source))
+    return fill.source is not None and (fill.name == "copy_" or any(isinstance(one, Tensor) for one in alternatives(fill.source)))
 
 
 def _operands(event: ev.Event) -> list[Value]:

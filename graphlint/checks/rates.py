@@ -27,13 +27,20 @@ def frozen_lr(walk: Walk) -> Iterator[Report]:
 
 
 def _of_rate(event: ev.CallEvent, optimizer: External, capture: ev.Capture, walk: Walk) -> Iterator[Report]:
-    rate = optimizer.keywords.get("lr") or option(optimizer, "lr")
+    rate = _rate_at(optimizer, capture, walk)
     if rate is not None and any(isinstance(one, Tensor) for one in alternatives(rate)):
         yield from _tensor_rate(event, optimizer, rate, capture, walk)
         return
     change = next((one for one in _between(capture, walk) if _steps_schedule(one, optimizer) or _writes(one, optimizer, "lr")), None)
     if change is not None:
         yield _frozen(event, change, "lr", "the learning rate changes here")
+
+
+def _rate_at(optimizer: External, capture: ev.Capture, walk: Walk) -> Value | None:
+    """The rate that stood in the groups at the capture."""
+    groups = _groups(optimizer)
+    later = next((event for event in walk.of(ev.WriteEvent) if event.clock > capture.end and event.cell.key == "lr" and any(event.cell.holder is group for group in groups)), None)
+    return later.old if later is not None and later.old is not None else option(optimizer, "lr")
 
 
 def _frozen(event: ev.CallEvent, change: ev.Event, key: str, why: str) -> Report:

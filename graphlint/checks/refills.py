@@ -15,6 +15,7 @@ from graphlint.flow.values import (
     Scope,
     Storage,
     Tensor,
+    Unknown,
     alternatives,
     tensors_in,
 )
@@ -108,7 +109,8 @@ def _forgotten(frame: ev.Frame | None, capture: ev.Capture, stale: dict[str, ev.
     while frame is not None and frame.func is not None:
         for param in frame.func.params:
             value = frame.scope.slots.get(param.name)
-            if value is None or param.name in ("self", "cls") or not tensors_in(value) or param.name in set(names_in(frame.func.body)):
+            given = value is not None and (tensors_in(value) or (isinstance(value, Unknown) and param.default is None and param.kind == "pos"))
+            if value is None or param.name in ("self", "cls") or not given or param.name in set(names_in(frame.func.body)):
                 continue
             wanted = [str(key) for key in value.slots] if isinstance(value, Mapping) else [param.name]
             name = next((key for word in wanted for key in stale if word and (key == word or key.endswith(f"_{word}") or key.startswith(f"{word}_"))), None)

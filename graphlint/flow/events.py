@@ -91,6 +91,7 @@ class TestEvent(Event):
     how: str
     value: Value
     differs: bool = True  # the two sides do different work
+    otherwise: bool = False  # there is something to do where it is false
 
 
 @dataclass(slots=True, eq=False)

@@ -510,7 +510,7 @@ class Machine(Calls):
     def _If(self, node: ir.If) -> int:
         first = len(self.events)
         test = self.eval(node.test)
-        self.happen(ev.TestEvent, node.test.at, "if", test)
+        self.happen(ev.TestEvent, node.test.at, "if", test).otherwise = bool(node.orelse)
         if not (node.body or node.orelse) or _only_raises(node.body) and not node.orelse:
             for event in self.events[first:]:  # a check of the arguments: what is recorded is the same on either side
                 if isinstance(event, ev.TestEvent):

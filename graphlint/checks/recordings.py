@@ -1,0 +1,91 @@
+"""Functions compiled with CUDA graphs that record again and again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from graphlint.checks.base import Report, Walk, at, constant, within
+from graphlint.flow import events as ev
+from graphlint.flow.values import External, Host, Items, Tensor, Value, Wrapped, alternatives, tensors_in
+
+
+def compiled_calls(walk: Walk) -> Iterator[tuple[ev.CallEvent, Wrapped]]:
+    """The calls, outside captures, of functions compiled with CUDA graphs."""
+    for event in walk.of(ev.CallEvent):
+        if event.name == "<compiled>.__call__" and event.capture is None and isinstance(event.receiver, Wrapped) and event.receiver.facts.get("graphs"):
+            yield event, event.receiver
+
+
+def dynamic_recording(walk: Walk) -> Iterator[Report]:
+    """A loop calls the function with a slice as long as the round counts: every length is another recording."""
+    seen: set[int] = set()
+    for event, func in compiled_calls(walk):
+        if id(func) in seen or not _symbolic(func):
+            continue
+        for part in walk.of(ev.IndexEvent):
+            if part.clock > event.clock or part.frame is not event.frame or not within(part.at, event.at) or not isinstance(part.obj, Tensor):
+                continue
+            counted = next((one for one in _bounds(part.index) if _counts(one, event, walk)), None)
+            if counted is not None:
+                seen.add(id(func))
+                yield at(event, "dynamic-recording", func.facts.get("capture"), value="round of the loop")
+                break
+
+
+def _symbolic(func: Wrapped) -> bool:
+    """Whether sizes are symbolic: asked for, or made so by dynamo at the second size."""
+    words = func.facts.get("keywords", {})
+    return constant(words.get("dynamic")) is not False
+
+
+def _bounds(index: Value) -> list[Host]:
+    parts = index.values if isinstance(index, Items) else [index]
+    return [one for part in parts if isinstance(part, External) and part.name == "slice" for bound in part.args for one in alternatives(bound) if isinstance(one, Host)]
+
+
+def _counts(bound: Host, call: ev.CallEvent, walk: Walk) -> bool:
+    """Whether the bound is what a loop over `range` counts with, in the function of the call."""
+    if "loop" in bound.marks:
+        return True
+    loops = [event for event in walk.of(ev.LoopEvent) if event.frame is call.frame and event.clock < call.clock and isinstance(event.value, External) and event.value.name == "range"]
+    counted = {constant(event.new) for event in walk.of(ev.WriteEvent) if event.frame is call.frame and event.how == "loop" and loops}
+    return bound.known and bound.value in counted
+
+
+def missing_step_mark(walk: Walk) -> Iterator[Report]:
+    """A loop calls the function in gradient mode, and no backward and no step mark comes between two rounds: every call is one more node."""
+    calls: dict[int, list[ev.CallEvent]] = {}
+    for event, func in compiled_calls(walk):
+        calls.setdefault(id(func), []).append(event)
+    for made in calls.values():
+        for first, second in itertools.pairwise(made):
+            if first.at != second.at or first.frame is not second.frame or constant(second.keywords.get("<grad>")) is not True or not _wants_gradient(second):
+                continue
+            if _ends_step(first, second, walk) or _few_rounds(first, walk):
+                continue
+            yield at(second, "missing-step-mark", second.receiver.facts.get("capture") if isinstance(second.receiver, Wrapped) else None)
+            break
+
+
+def _wants_gradient(call: ev.CallEvent) -> bool:
+    return any(one.grad for one in tensors_in(call.result))
+
+
+def _ends_step(first: ev.CallEvent, second: ev.CallEvent, walk: Walk) -> bool:
+    """Whether a backward, or a mark, ends the step between the two calls."""
+    for event in walk.of(ev.CallEvent):
+        if first.clock < event.clock < second.clock and event.name.endswith((".backward", "cudagraph_mark_step_begin", "autograd.grad")):
+            return True
+    return False
+
+
+def _few_rounds(call: ev.CallEvent, walk: Walk) -> bool:
+    """Whether the loop is over two or three things that are written out: one path with several nodes, which replays."""
+    loops = [event.value for event in walk.of(ev.LoopEvent) if event.frame is call.frame and event.clock < call.clock]
+    if not loops:
+        return True
+    source = loops[-1]
+    if isinstance(source, External) and source.name == "range":
+        return all(isinstance(constant(one), int) and constant(one) <= 3 for one in source.args)  # type: ignore[operator]
+    return isinstance(source, Items) and source.exact and len(source.slots) <= 3
