@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 
-from graphlint import rulebook
+from graphlint import ir, rulebook
 from graphlint.checks.base import Report, Walk, at, constant, on_device
+from graphlint.checks.keys import statements
 from graphlint.flow import events as ev
 from graphlint.flow import modules
 from graphlint.flow.values import (
@@ -16,6 +17,7 @@ from graphlint.flow.values import (
     External,
     Host,
     Instance,
+    Scope,
     Tensor,
     Value,
     alternatives,
@@ -24,7 +26,21 @@ from graphlint.flow.values import (
 from graphlint.rulebook import ANY, REST, TENSOR, CallFact
 
 # rules whose lines name the call, and whose judgement needs more than the name
-JUDGED = frozenset({"host-copy", "host-index", "scalar-index", "seed-in-region", "unregistered-generator", "not-capturable", "unfused-scaler", "first-collective", "scheduler-in-region", "frozen-clock", "cpu-collective"})
+JUDGED = frozenset(
+    {
+        "host-copy",
+        "host-index",
+        "scalar-index",
+        "seed-in-region",
+        "unregistered-generator",
+        "not-capturable",
+        "unfused-scaler",
+        "first-collective",
+        "scheduler-in-region",
+        "frozen-clock",
+        "cpu-collective",
+    }
+)
 # methods that tell a tensor from other objects by their name alone
 ONLY_TENSORS = frozenset({"item", "cpu", "is_nonzero", "masked_select"})
 
@@ -39,10 +55,36 @@ def listed_call(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
         return
     if event.name in _NUMBERS and not any(on_device(one) is not None for one in event.args):
         return  # `bool(list_of_tensors)` asks for its length
+    if _filled_before(event, walk):
+        return
     if found.rule == "host-sync" and event.clock in _lengths(walk):
-        yield at(event, "varlen-host-length", why="reads on the host the length that an attention over packed sequences is launched with")
+        yield at(
+            event,
+            "varlen-host-length",
+            why="reads on the host the length that an attention over packed sequences is launched with",
+        )
         return
     yield at(event, found.rule, why=found.why)
+
+
+def _filled_before(event: ev.CallEvent, walk: Walk) -> bool:
+    """Whether it is what a cache does when it misses, and the same line has filled the cache before the capture."""
+    function = event.frame.func
+    if event.capture is None or function is None:
+        return False
+    if event.sure and not any(isinstance(stmt, ir.Return) and stmt.at[0] < event.at[0] for stmt in statements(function.body)):
+        return False  # nothing in the function leaves it out
+    for earlier in walk.of(ev.CallEvent):
+        if earlier.clock >= event.capture.begin:
+            return False
+        if earlier.capture is None and earlier.at == event.at and earlier.frame.func is function:
+            frame = earlier.frame
+            if any(
+                one.frame is frame and one.clock > earlier.clock and not isinstance(one.cell.holder, Scope)
+                for one in walk.of(ev.WriteEvent)
+            ):
+                return True
+    return False
 
 
 def _lengths(walk: Walk) -> frozenset[int]:
@@ -57,8 +99,13 @@ def _reads_in(event: ev.CallEvent, walk: Walk) -> set[int]:
     found: set[int] = set()
     reads = {id(one): clock for one in (*event.args, *event.keywords.values()) if (clock := _read_by(one)) is not None}
     for value in reads:
-        args = [Tensor("cuda") if id(one) == value else (one if id(one) not in reads else UNKNOWN) for one in event.args]
-        words = {key: Tensor("cuda") if id(one) == value else (one if id(one) not in reads else UNKNOWN) for key, one in event.keywords.items()}
+        args = [
+            Tensor("cuda") if id(one) == value else (one if id(one) not in reads else UNKNOWN) for one in event.args
+        ]
+        words = {
+            key: Tensor("cuda") if id(one) == value else (one if id(one) not in reads else UNKNOWN)
+            for key, one in event.keywords.items()
+        }
         table = _table("varlen-host-length")
         if any(matches(fact, args, words) for name in _names(event) for fact in table.get(name, ())):
             found.add(reads[value])
@@ -77,7 +124,11 @@ def fact_for(event: ev.CallEvent, walk: Walk, book: rulebook.Rulebook) -> CallFa
     """The line that the call matches, for the torch release that the project targets."""
     for name in _names(event):
         for fact in book.calls.get(name, ()):
-            if fact.holds_for(walk.target) and matches(fact, event.args, event.keywords) and _concerns_device(event, fact):
+            if (
+                fact.holds_for(walk.target)
+                and matches(fact, event.args, event.keywords)
+                and _concerns_device(event, fact)
+            ):
                 return fact
     return None
 
@@ -88,7 +139,16 @@ def fact_of(event: ev.CallEvent, walk: Walk, rule: str) -> CallFact | None:
     if not table:
         return None
     found = (fact for name in _names(event) for fact in table.get(name, ()))
-    return next((fact for fact in found if fact.holds_for(walk.target) and matches(fact, event.args, event.keywords) and _concerns_device(event, fact)), None)
+    return next(
+        (
+            fact
+            for fact in found
+            if fact.holds_for(walk.target)
+            and matches(fact, event.args, event.keywords)
+            and _concerns_device(event, fact)
+        ),
+        None,
+    )
 
 
 @functools.cache
@@ -138,7 +198,9 @@ def matches(fact: CallFact, args: Sequence[Value], keywords: Mapping[str, Value]
     if fact.args is None:
         return True
     spread = any(isinstance(one, Bound) and one.func == "*" for one in args) or "**" in keywords
-    return _positional(fact.args, list(args), bool(fact.keywords), keywords) and all(_keyword(name, wanted, keywords, spread) for name, wanted in fact.keywords)
+    return _positional(fact.args, list(args), bool(fact.keywords), keywords) and all(
+        _keyword(name, wanted, keywords, spread) for name, wanted in fact.keywords
+    )
 
 
 def _positional(patterns: tuple[object, ...], args: list[Value], more: bool, keywords: Mapping[str, Value]) -> bool:

@@ -32,9 +32,19 @@ def collectives(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
         return
     earlier = [one for one in walk.of(ev.CallEvent) if one.clock < event.capture.begin and is_one_of(one, COLLECTIVES)]
     made = [one for one in walk.of(ev.CallEvent) if one.name in MADE]
-    if made and not any(_same_group(one.keywords.get("group"), group) or (one.at == event.at and one.frame.module is event.frame.module) for one in earlier) and not any("device_id" in one.keywords for one in made):
+    if (
+        made
+        and not any(
+            _same_group(one.keywords.get("group"), group)
+            or (one.at == event.at and one.frame.module is event.frame.module)
+            for one in earlier
+        )
+        and not any("device_id" in one.keywords for one in made)
+    ):
         report = at(event, "first-collective")
-        report.related.append((made[-1].frame, made[-1].at, "the group is made here; its communicator comes with the first collective"))
+        report.related.append(
+            (made[-1].frame, made[-1].at, "the group is made here; its communicator comes with the first collective")
+        )
         yield report
 
 
@@ -45,7 +55,10 @@ def pipeline_transfer(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
         return
     if is_one_of(event, TRANSFERS):
         begin = event.capture.begin
-        if not walk.whole or any(one.clock < begin and (is_one_of(one, TRANSFERS) or one.name.startswith("?")) for one in walk.of(ev.CallEvent)):
+        if not walk.whole or any(
+            one.clock < begin and (is_one_of(one, TRANSFERS) or one.name.startswith("?"))
+            for one in walk.of(ev.CallEvent)
+        ):
             return
     yield at(event, "pipeline-transfer", why=fact.why)
 
@@ -58,8 +71,15 @@ def unwaited_handle(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
     waited = {id(event.receiver) for event in calls if event.name == "torch.distributed.Work.wait"}
     for event in calls:
         handle = event.result
-        if isinstance(handle, External) and handle.name == "torch.distributed.Work" and event.name != "torch.distributed.Work.wait" and id(handle) not in waited:
-            if not _handed_on(handle, capture, walk) and (given_true(event.keywords.get("async_op")) or is_one_of(event, TRANSFERS)):
+        if (
+            isinstance(handle, External)
+            and handle.name == "torch.distributed.Work"
+            and event.name != "torch.distributed.Work.wait"
+            and id(handle) not in waited
+        ):
+            if not _handed_on(handle, capture, walk) and (
+                given_true(event.keywords.get("async_op")) or is_one_of(event, TRANSFERS)
+            ):
                 yield at(event, "unjoined-stream")
 
 

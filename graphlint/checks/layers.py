@@ -8,7 +8,17 @@ from graphlint.checks.base import Report, Walk, at, constant, on_device
 from graphlint.flow import events as ev
 from graphlint.flow.values import External, Host, Value
 
-_NORMS = frozenset({"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "LazyBatchNorm1d", "LazyBatchNorm2d", "LazyBatchNorm3d"})
+_NORMS = frozenset(
+    {
+        "BatchNorm1d",
+        "BatchNorm2d",
+        "BatchNorm3d",
+        "SyncBatchNorm",
+        "LazyBatchNorm1d",
+        "LazyBatchNorm2d",
+        "LazyBatchNorm3d",
+    }
+)
 _DROPOUTS = frozenset({"Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"})
 _DROPS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
 
@@ -43,7 +53,9 @@ def running_average(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
     shift = 1 if name.startswith("Lazy") else 0
     tracked = constant(given(layer, 4 - shift, "track_running_stats")) is not False
     if is_none(given(layer, 2 - shift, "momentum")) and tracked:
-        yield at(event, "hidden-check", why="reads its counter of batches on the host, as it was made with `momentum=None`")
+        yield at(
+            event, "hidden-check", why="reads its counter of batches on the host, as it was made with `momentum=None`"
+        )
 
 
 def packed_encoder(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
@@ -54,7 +66,11 @@ def packed_encoder(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
     mask = given(event, 2, "src_key_padding_mask")
     if mask is None or on_device(mask) is None:
         return
-    if constant(given(layer, 3, "enable_nested_tensor")) is not False and constant(given(layer, 4, "mask_check")) is not False and _can_nest(given(layer, 0, "encoder_layer")):
+    if (
+        constant(given(layer, 3, "enable_nested_tensor")) is not False
+        and constant(given(layer, 4, "mask_check")) is not False
+        and _can_nest(given(layer, 0, "encoder_layer"))
+    ):
         yield at(event, "hidden-check", why="looks at the padding mask on the host to pack the padding away")
 
 
@@ -75,7 +91,9 @@ def _can_nest(inner: Value | None) -> bool:
 
 def averaged_model(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
     """`AveragedModel.update_parameters` asks its counter whether this is the first time: on the GPU that waits, on the host it is frozen."""
-    if event.name != "torch.optim.swa_utils.AveragedModel.update_parameters" or not isinstance(event.receiver, External):
+    if event.name != "torch.optim.swa_utils.AveragedModel.update_parameters" or not isinstance(
+        event.receiver, External
+    ):
         return
     place = given(event.receiver, 1, "device")
     if place is None or is_none(place) or constant(place) == "cpu":

@@ -18,7 +18,18 @@ Stream = int  # the identity of a stream; 0 is the default stream, -1 one that i
 DEFAULT: Stream = 0
 UNKNOWN_STREAM: Stream = -1
 # the host waits for the stream that it reads from
-_HOST_READS = frozenset({"torch.Tensor.item", "torch.Tensor.tolist", "torch.Tensor.cpu", "torch.Tensor.numpy", "builtins.int", "builtins.float", "builtins.bool", "builtins.print"})
+_HOST_READS = frozenset(
+    {
+        "torch.Tensor.item",
+        "torch.Tensor.tolist",
+        "torch.Tensor.cpu",
+        "torch.Tensor.numpy",
+        "builtins.int",
+        "builtins.float",
+        "builtins.bool",
+        "builtins.print",
+    }
+)
 _NO_WORK = names.HOST_METHODS | names.VIEWS | names.MANY_VIEWS | {"record_stream"}
 
 
@@ -77,7 +88,11 @@ class Order:
         if name == "torch.cuda.set_stream":
             self.current[-1:] = [stream_of(first)]
         elif name.endswith(".synchronize") and name.startswith(("torch.cuda.Stream", "torch.cuda.Event")):
-            stream, clock = (stream_of(event.receiver), event.clock) if "Stream" in name else self.marks.get(id(event.receiver), (UNKNOWN_STREAM, event.clock))
+            stream, clock = (
+                (stream_of(event.receiver), event.clock)
+                if "Stream" in name
+                else self.marks.get(id(event.receiver), (UNKNOWN_STREAM, event.clock))
+            )
             self._host_waits(stream, clock, event.clock)
         elif name.endswith(".synchronize"):
             self.all = event.clock
@@ -86,7 +101,11 @@ class Order:
         elif name == "torch.cuda.Stream.wait_stream":
             self.wait(stream_of(event.receiver), stream_of(first), event.clock)
         elif name in ("torch.cuda.Stream.wait_event", "torch.cuda.Event.wait"):
-            mark, who = (first, stream_of(event.receiver)) if name.endswith("wait_event") else (event.receiver, stream_of(first) if first is not None else self.here)
+            mark, who = (
+                (first, stream_of(event.receiver))
+                if name.endswith("wait_event")
+                else (event.receiver, stream_of(first) if first is not None else self.here)
+            )
             whom, clock = self.marks.get(id(mark), (UNKNOWN_STREAM, event.clock))
             self.wait(who, whom, clock if whom != UNKNOWN_STREAM else event.clock)
         elif name == "torch.cuda.Event.record":
@@ -127,7 +146,11 @@ def _given(event: ev.Event) -> list[Tensor]:
     """The tensors that a piece of work on the GPU is given."""
     if isinstance(event, ev.OpEvent):
         return [one for value in event.operands for one in tensors_in(value)]
-    if isinstance(event, ev.CallEvent) and event.name.startswith("torch.") and event.name.rpartition(".")[2] not in _NO_WORK:
+    if (
+        isinstance(event, ev.CallEvent)
+        and event.name.startswith("torch.")
+        and event.name.rpartition(".")[2] not in _NO_WORK
+    ):
         values = (*event.args, *event.keywords.values(), *([event.receiver] if event.receiver is not None else []))
         return [one for value in values for one in tensors_in(value)]
     return []
@@ -147,7 +170,14 @@ def unordered_replay(walk: Walk) -> Iterator[Report]:
             continue
         order.see(event)
         if isinstance(event, ev.ReplayEvent):
-            capture = next((one for one in reversed(walk.captures) if one.graph is event.graph and event.graph is not None and 0 < one.end < event.clock), None)
+            capture = next(
+                (
+                    one
+                    for one in reversed(walk.captures)
+                    if one.graph is event.graph and event.graph is not None and 0 < one.end < event.clock
+                ),
+                None,
+            )
             if capture is not None:
                 use = uses.setdefault(capture.begin, _use(capture, walk))
                 yield from _too_early(event, order, use, fills, capture, walk)
@@ -159,29 +189,64 @@ def unordered_replay(walk: Walk) -> Iterator[Report]:
             yield from _behind_replay(event, [one.storage for one in _given(event)], "read", order, replays, walk)
 
 
-def _behind_replay(event: ev.Event, touched: list[Storage], how: str, order: Order, replays: dict[int, tuple[ev.ReplayEvent, Stream, ev.Capture, _Use]], walk: Walk) -> Iterator[Report]:
+def _behind_replay(
+    event: ev.Event,
+    touched: list[Storage],
+    how: str,
+    order: Order,
+    replays: dict[int, tuple[ev.ReplayEvent, Stream, ev.Capture, _Use]],
+    walk: Walk,
+) -> Iterator[Report]:
     """Memory of a graph is touched on a stream that does not wait for the replay."""
     for key, (replay, stream, capture, use) in list(replays.items()):
         if order.settled(order.here, stream, replay.clock) or not one_flow(replay, event, walk):
             continue
-        memory = [one for one in touched if one.pool is capture or one in use.leaves or (how == "written" and one in use.reads)]
+        memory = [
+            one
+            for one in touched
+            if one.pool is capture or one in use.leaves or (how == "written" and one in use.reads)
+        ]
         if memory:
             del replays[key]
             result = "its result is read" if how == "read" else "what it works on is written"
-            report = at(replay, "unordered-replay", capture, why=f"{result} on a stream that does not wait for it", where=place(event.frame, event.at))
+            report = at(
+                replay,
+                "unordered-replay",
+                capture,
+                why=f"{result} on a stream that does not wait for it",
+                where=place(event.frame, event.at),
+            )
             report.related.append((event.frame, event.at, f"{result} here, without waiting"))
             yield report
             return
 
 
-def _too_early(event: ev.ReplayEvent, order: Order, use: _Use, fills: dict[Storage, tuple[ev.InplaceEvent, Stream]], capture: ev.Capture, walk: Walk) -> Iterator[Report]:
+def _too_early(
+    event: ev.ReplayEvent,
+    order: Order,
+    use: _Use,
+    fills: dict[Storage, tuple[ev.InplaceEvent, Stream]],
+    capture: ev.Capture,
+    walk: Walk,
+) -> Iterator[Report]:
     """The replay does not wait for the stream that fills one of its inputs."""
     for storage in use.reads & set(fills):
         fill, stream = fills[storage]
-        if fill.clock > capture.end and not order.settled(order.here, stream, fill.clock) and one_flow(fill, event, walk):
+        if (
+            fill.clock > capture.end
+            and not order.settled(order.here, stream, fill.clock)
+            and one_flow(fill, event, walk)
+        ):
             del fills[storage]
             value = storage.text or "a static input"
-            report = at(fill, "late-refill", capture, value=value, why="on a stream that the replay does not wait for", where=place(event.frame, event.at))
+            report = at(
+                fill,
+                "late-refill",
+                capture,
+                value=value,
+                why="on a stream that the replay does not wait for",
+                where=place(event.frame, event.at),
+            )
             report.related.append((event.frame, event.at, "the replay, which may run first"))
             yield report
             return

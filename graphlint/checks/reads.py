@@ -62,18 +62,29 @@ def indexed(event: ev.IndexEvent, walk: Walk) -> Iterator[Report]:
     for obj in alternatives(event.obj):
         if isinstance(obj, Tensor):
             found = list(_tensor_index(obj, event))
-        elif (isinstance(obj, (Items, Host)) and not (isinstance(obj, Host) and obj.kind == "any")) or of_class(obj, *_NUMBERED):
-            found = [at(event, "scalar-index")] if surely_on_device(event.index) or _slice_of_tensor(event.index) else []
+        elif (isinstance(obj, (Items, Host)) and not (isinstance(obj, Host) and obj.kind == "any")) or of_class(
+            obj, *_NUMBERED
+        ):
+            found = (
+                [at(event, "scalar-index")] if surely_on_device(event.index) or _slice_of_tensor(event.index) else []
+            )
         else:
             continue
         yield from found[:1]
 
 
-_NUMBERED = ("torch.nn.ModuleList", "torch.nn.Sequential", "torch.nn.ParameterList", "range")  # what takes numbers for an index
+_NUMBERED = (
+    "torch.nn.ModuleList",
+    "torch.nn.Sequential",
+    "torch.nn.ParameterList",
+    "range",
+)  # what takes numbers for an index
 
 
 def _slice_of_tensor(index: Value) -> bool:
-    return isinstance(index, External) and index.name == "slice" and any(on_device(one) is not None for one in index.args)
+    return (
+        isinstance(index, External) and index.name == "slice" and any(on_device(one) is not None for one in index.args)
+    )
 
 
 def _tensor_index(obj: Tensor, event: ev.IndexEvent) -> Iterator[Report]:
@@ -111,12 +122,27 @@ def _by_tensor(obj: Tensor, index: Tensor, event: ev.IndexEvent) -> Iterator[Rep
         return
     if index.dtype == "bool":
         if event.stored is None:
-            yield at(event, "dynamic-shape", why="selects as many elements as the mask has true ones, so the count is brought to the host")
-        elif any(isinstance(one, Tensor) and not one.on_host for one in alternatives(event.stored)):  # one value on the host is a plain fill
-            yield at(event, "dynamic-shape", why="writes as many elements as the mask has true ones, so the count is brought to the host")
+            yield at(
+                event,
+                "dynamic-shape",
+                why="selects as many elements as the mask has true ones, so the count is brought to the host",
+            )
+        elif any(
+            isinstance(one, Tensor) and not one.on_host for one in alternatives(event.stored)
+        ):  # one value on the host is a plain fill
+            yield at(
+                event,
+                "dynamic-shape",
+                why="writes as many elements as the mask has true ones, so the count is brought to the host",
+            )
     elif index.rank == 0 and index.dtype == "int" and event.stored is None:
         yield at(event, "scalar-index")
-    elif event.stored is not None and isinstance(event.stored, Host) and index.dtype == "int" and event.stored.kind in ("int", "float", "bool"):
+    elif (
+        event.stored is not None
+        and isinstance(event.stored, Host)
+        and index.dtype == "int"
+        and event.stored.kind in ("int", "float", "bool")
+    ):
         yield at(event, "host-index", why="copies the number from the host for an index that lies on the device")
 
 
@@ -124,11 +150,19 @@ def copied_from_host(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
     """Pageable host memory goes to the GPU, or back: factories with a device, `.to`, `.cuda`, `copy_`."""
     name = event.name
     receiver = event.receiver
-    if name in ("torch.tensor", "torch.as_tensor", "torch.asarray", "torch.scalar_tensor") and "device" in event.keywords:
+    if (
+        name in ("torch.tensor", "torch.as_tensor", "torch.asarray", "torch.scalar_tensor")
+        and "device" in event.keywords
+    ):
         yield from _factory(event, walk)
     elif isinstance(receiver, Tensor):
         yield from _moved(event, receiver, name.rpartition(".")[2], walk)
-    elif name.startswith("torch.cuda.") and name.endswith("Tensor") and event.args and not all(isinstance(one, Host) and one.kind in ("int", "size") for one in event.args):
+    elif (
+        name.startswith("torch.cuda.")
+        and name.endswith("Tensor")
+        and event.args
+        and not all(isinstance(one, Host) and one.kind in ("int", "size") for one in event.args)
+    ):
         yield at(event, "host-copy", why="copies the values from pageable host memory to the GPU")
 
 
@@ -147,9 +181,17 @@ def _factory(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
         return
     if first is not None and any(isinstance(one, Tensor) and not one.on_host for one in alternatives(first)):
         return
-    if first is not None and any(not isinstance(one, (Host, Items, Tensor)) for one in alternatives(first)) and event.name != "torch.tensor":
+    if (
+        first is not None
+        and any(not isinstance(one, (Host, Items, Tensor)) for one in alternatives(first))
+        and event.name != "torch.tensor"
+    ):
         return
-    why = "builds the values in pageable host memory and copies them to the GPU" if event.name == "torch.tensor" else "copies the values from pageable host memory to the GPU"
+    why = (
+        "builds the values in pageable host memory and copies them to the GPU"
+        if event.name == "torch.tensor"
+        else "copies the values from pageable host memory to the GPU"
+    )
     yield at(event, "host-copy", why=why)
 
 
@@ -160,7 +202,12 @@ def _moved(event: ev.CallEvent, tensor: Tensor, name: str, walk: Walk) -> Iterat
     if not waits or non_blocking is None:
         waits = not any(isinstance(one, Host) and one.value is True for one in event.args[1:])
         waits = waits and not (isinstance(non_blocking, Host) and non_blocking.value is True)
-    if name in ("to", "cuda", "type", "type_as") and tensor.on_host and isinstance(result, Tensor) and result.device == "cuda":
+    if (
+        name in ("to", "cuda", "type", "type_as")
+        and tensor.on_host
+        and isinstance(result, Tensor)
+        and result.device == "cuda"
+    ):
         if tensor.device == "cpu":
             yield at(event, "host-copy", why="copies pageable host memory to the GPU (with `non_blocking=True` too)")
         elif waits:
@@ -170,11 +217,25 @@ def _moved(event: ev.CallEvent, tensor: Tensor, name: str, walk: Walk) -> Iterat
         if tensor.device == "cuda" and on_host(source):
             pinned = all(isinstance(one, Tensor) and one.device == "pinned" for one in alternatives(source))
             if not pinned or waits:
-                yield at(event, "host-copy", why="copies pageable host memory to the GPU" if not pinned else "waits for the copy of pinned memory, as `non_blocking=True` is missing")
+                yield at(
+                    event,
+                    "host-copy",
+                    why="copies pageable host memory to the GPU"
+                    if not pinned
+                    else "waits for the copy of pinned memory, as `non_blocking=True` is missing",
+                )
         elif tensor.on_host and surely_on_device(source) is not None and (tensor.device == "cpu" or waits):
             yield at(event, "host-copy", why="copies from the GPU to host memory and waits for it")
     elif name == "new_tensor" and not tensor.on_host and isinstance(result, Tensor) and not result.on_host:
         yield at(event, "host-copy", why="builds the values in pageable host memory and copies them to the GPU")
 
 
-__all__ = ["Mapping", "compared_on_host", "copied_from_host", "data_dependent_branch", "formatted_tensor", "indexed", "loop_over_range"]
+__all__ = [
+    "Mapping",
+    "compared_on_host",
+    "copied_from_host",
+    "data_dependent_branch",
+    "formatted_tensor",
+    "indexed",
+    "loop_over_range",
+]

@@ -62,7 +62,7 @@ def missing_step_mark(walk: Walk) -> Iterator[Report]:
         for first, second in itertools.pairwise(made):
             if first.at != second.at or first.frame is not second.frame or constant(second.keywords.get("<grad>")) is not True or not _wants_gradient(second):
                 continue
-            if _ends_step(first, second, walk) or _few_rounds(first, walk):
+            if not _holds_on(first, second, walk) or _ends_step(first, second, walk) or _few_rounds(first, walk):
                 continue
             yield at(second, "missing-step-mark", second.receiver.facts.get("capture") if isinstance(second.receiver, Wrapped) else None)
             break
@@ -70,6 +70,20 @@ def missing_step_mark(walk: Walk) -> Iterator[Report]:
 
 def _wants_gradient(call: ev.CallEvent) -> bool:
     return any(one.grad for one in tensors_in(call.result))
+
+
+def _holds_on(first: ev.CallEvent, second: ev.CallEvent, walk: Walk) -> bool:
+    """Whether something keeps the result, or a sum with it: a result that dies leaves no backward pending."""
+    for event in walk.after(first.clock):
+        if event.clock > second.clock:
+            break
+        if isinstance(event, ev.MutateEvent) and any(one.grad for value in event.values for one in tensors_in(value)):
+            return True
+        if isinstance(event, ev.WriteEvent) and event.how == "augment" and any(one.grad for one in tensors_in(event.new)):
+            return True
+        if isinstance(event, ev.InplaceEvent) and event.name == "+=" and event.source is not None and any(one.grad for one in tensors_in(event.source)):
+            return True
+    return False
 
 
 def _ends_step(first: ev.CallEvent, second: ev.CallEvent, walk: Walk) -> bool:

@@ -10,8 +10,15 @@ from graphlint.checks.calls import matches
 from graphlint.flow import events as ev
 from graphlint.flow.values import External, Host, Items, Mapping, Value
 
-NEED_CAPTURABLE = frozenset(f"torch.optim.{name}" for name in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "ASGD", "Adadelta", "RMSprop", "Rprop", "Muon"))
-NEVER = {"torch.optim.LBFGS": "reads losses on the host in its line search", "torch.optim.Adafactor": "fails in its own check for `capturable`", "torch.optim.SparseAdam": "coalesces its sparse gradients on the host"}
+NEED_CAPTURABLE = frozenset(
+    f"torch.optim.{name}"
+    for name in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "ASGD", "Adadelta", "RMSprop", "Rprop", "Muon")
+)
+NEVER = {
+    "torch.optim.LBFGS": "reads losses on the host in its line search",
+    "torch.optim.Adafactor": "fails in its own check for `capturable`",
+    "torch.optim.SparseAdam": "coalesces its sparse gradients on the host",
+}
 STATEFUL = NEED_CAPTURABLE | {"torch.optim.SGD"}
 FUSED = frozenset(f"torch.optim.{name}" for name in ("Adam", "AdamW", "SGD", "Adagrad"))
 
@@ -45,7 +52,11 @@ def capturable_optimizer(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
         return
     if event.name == "torch.amp.GradScaler.step" and optimizer.name.startswith("torch.optim."):
         fused = option(optimizer, "fused")
-        if not given_true(fused) and not (fused is not None and constant(fused) is None and not isinstance(fused, Host)) and "**" not in optimizer.keywords:
+        if (
+            not given_true(fused)
+            and not (fused is not None and constant(fused) is None and not isinstance(fused, Host))
+            and "**" not in optimizer.keywords
+        ):
             yield _made_at(at(event, "unfused-scaler", value=optimizer.name.rpartition(".")[2]), optimizer, walk)
             return
     if optimizer.name in NEED_CAPTURABLE and "**" not in optimizer.keywords:
@@ -81,7 +92,10 @@ def state_born_in_region(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
     elif not given_true(option(optimizer, "capturable")):
         return
     earlier = [clock for clock, _ in optimizer.facts.get("steps", []) if clock < event.capture.begin]
-    loaded = any(one.receiver is optimizer and one.name.endswith(".load_state_dict") and one.clock < event.clock for one in walk.of(ev.CallEvent))
+    loaded = any(
+        one.receiver is optimizer and one.name.endswith(".load_state_dict") and one.clock < event.clock
+        for one in walk.of(ev.CallEvent)
+    )
     if not earlier and not loaded:
         kind = "its momentum buffers" if optimizer.name == "torch.optim.SGD" else "its moments"
         yield _made_at(at(event, "state-born-in-region", why=kind), optimizer, walk)
@@ -91,8 +105,17 @@ def scaler_born_in_region(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
     """The first loss that a scaler scales is the captured one, so its scale is made, and reset, by every replay."""
     if event.name != "torch.amp.GradScaler.scale" or not walk.whole or event.capture is None:
         return
-    known = [one for one in walk.of(ev.CallEvent) if one.receiver is event.receiver and one.name.endswith((".scale", ".load_state_dict")) and one.clock < event.capture.begin]
-    first = not any(one.receiver is event.receiver and one.name == event.name and one.clock < event.clock for one in walk.of(ev.CallEvent))
+    known = [
+        one
+        for one in walk.of(ev.CallEvent)
+        if one.receiver is event.receiver
+        and one.name.endswith((".scale", ".load_state_dict"))
+        and one.clock < event.capture.begin
+    ]
+    first = not any(
+        one.receiver is event.receiver and one.name == event.name and one.clock < event.clock
+        for one in walk.of(ev.CallEvent)
+    )
     if not known and first and constant(getattr(event.receiver, "keywords", {}).get("enabled")) is not False:
         yield at(event, "state-born-in-region", why="the scale of the scaler")
 
@@ -106,10 +129,15 @@ def generators(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
     generator = of_class(given, "torch.Generator")
     if generator is None or walk.target >= (2, 14) or event.capture is None or generator.born > event.capture.begin:
         return  # one that is made in the region is a fault of its own
-    device = getattr(generator, "keywords", {}).get("device") or (generator.args[0] if isinstance(generator, External) and generator.args else None)
+    device = getattr(generator, "keywords", {}).get("device") or (
+        generator.args[0] if isinstance(generator, External) and generator.args else None
+    )
     if constant(device) in (None, "cpu") and not (device is not None and constant(device) is None):
         return
-    registered = any(one.name.endswith(".register_generator_state") and generator in one.args and one.clock < event.clock for one in walk.of(ev.CallEvent))
+    registered = any(
+        one.name.endswith(".register_generator_state") and generator in one.args and one.clock < event.clock
+        for one in walk.of(ev.CallEvent)
+    )
     if not registered:
         yield at(event, "unregistered-generator", value="generator")
 
@@ -118,12 +146,28 @@ def seeded(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
     """A seed inside a capture."""
     for fact in rulebook.load().calls.get(event.name, ()):
         if fact.rule == "seed-in-region" and fact.holds_for(walk.target) and matches(fact, event.args, event.keywords):
-            if isinstance(event.receiver, External) and event.capture is not None and event.receiver.born > event.capture.begin:
+            if (
+                isinstance(event.receiver, External)
+                and event.capture is not None
+                and event.receiver.born > event.capture.begin
+            ):
                 continue  # made in the region, which is a fault of its own
-            if isinstance(event.receiver, External) and event.receiver.name == "torch.Generator" and constant(event.receiver.keywords.get("device")) in (None, "cpu"):
+            if (
+                isinstance(event.receiver, External)
+                and event.receiver.name == "torch.Generator"
+                and constant(event.receiver.keywords.get("device")) in (None, "cpu")
+            ):
                 continue
             yield at(event, "seed-in-region", why=fact.why)
             return
 
 
-__all__ = ["capturable_optimizer", "generators", "option", "scheduler_in_region", "seeded", "state_born_in_region", "stepped"]
+__all__ = [
+    "capturable_optimizer",
+    "generators",
+    "option",
+    "scheduler_in_region",
+    "seeded",
+    "state_born_in_region",
+    "stepped",
+]

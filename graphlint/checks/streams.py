@@ -26,7 +26,9 @@ def side_streams(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
         if isinstance(event, ev.CallEvent) and event.name == "torch.cuda.set_stream" and event.args:
             if _is_default(event.args[0]) and capture.stream is not event.args[0]:
                 yield at(event, "default-stream", why="puts what follows on the default stream")
-            entered[-1:] = [ev.StreamEvent(event.clock, event.at, event.frame, event.capture, event.sure, event.args[0], "enter")]
+            entered[-1:] = [
+                ev.StreamEvent(event.clock, event.at, event.frame, event.capture, event.sure, event.args[0], "enter")
+            ]
         elif isinstance(event, ev.StreamEvent):
             if event.how == "enter":
                 entered.append(event)
@@ -39,7 +41,12 @@ def side_streams(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
         elif entered and isinstance(event, (ev.CallEvent, ev.OpEvent)) and _is_work(event):
             opened = entered[-1]
             stream = opened.stream
-            if isinstance(stream, External) and stream.name.startswith("torch.") and id(stream) not in known and not _is_default(stream):
+            if (
+                isinstance(stream, External)
+                and stream.name.startswith("torch.")
+                and id(stream) not in known
+                and not _is_default(stream)
+            ):
                 if id(stream) not in forked and id(stream) not in used:
                     yield at(opened, "unforked-stream", value="")
                 used[id(stream)] = opened
@@ -48,7 +55,14 @@ def side_streams(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
             yield at(opened, "unjoined-stream", value="")
 
 
-def _waited(event: ev.CallEvent, capture: ev.Capture, forked: dict[int, ev.StreamEvent | ev.CallEvent], used: dict[int, ev.StreamEvent], known: set[int], current: list[Value]) -> Iterator[Report]:
+def _waited(
+    event: ev.CallEvent,
+    capture: ev.Capture,
+    forked: dict[int, ev.StreamEvent | ev.CallEvent],
+    used: dict[int, ev.StreamEvent],
+    known: set[int],
+    current: list[Value],
+) -> Iterator[Report]:
     """Who waits for whom: a side stream that waits for the capture is forked, one the capture waits for is joined."""
     if event.name == "torch.cuda.Event.wait":
         waiter: Value | None = event.args[0] if event.args else capture.stream
@@ -81,7 +95,13 @@ def _waited(event: ev.CallEvent, capture: ev.Capture, forked: dict[int, ev.Strea
             used.pop(id(stream), None)
             forked.pop(id(stream), None)
             known.discard(id(stream))
-        elif waiter_in and not source_in and isinstance(stream, External) and not stream.facts.get("capture") and event.sure:
+        elif (
+            waiter_in
+            and not source_in
+            and isinstance(stream, External)
+            and not stream.facts.get("capture")
+            and event.sure
+        ):
             yield at(event, "outside-event")
 
 
@@ -93,7 +113,13 @@ def begun_on_default(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
     """`capture_begin()` while the default stream is current."""
     if capture.kind == "manual" and capture.sure and walk.whole and "veiled" not in capture.tags:
         if capture.stream is None or _is_default(capture.stream):
-            yield Report("default-stream", capture.frame, capture.at, capture, {"why": "begins a capture while the default stream is current"})
+            yield Report(
+                "default-stream",
+                capture.frame,
+                capture.at,
+                capture,
+                {"why": "begins a capture while the default stream is current"},
+            )
 
 
 def foreign_stream(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
@@ -102,7 +128,11 @@ def foreign_stream(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
     for event in walk.events:
         if capture.end and event.clock > capture.end:
             return
-        if isinstance(event, ev.StreamEvent) and isinstance(event.stream, External) and not event.stream.name.startswith("torch."):
+        if (
+            isinstance(event, ev.StreamEvent)
+            and isinstance(event.stream, External)
+            and not event.stream.name.startswith("torch.")
+        ):
             inside += 1 if event.how == "enter" else -1
         elif isinstance(event, ev.CallEvent):
             if event.name.startswith("cupy.") and event.name.endswith(".use"):
@@ -116,7 +146,9 @@ def _is_work(event: ev.CallEvent | ev.OpEvent) -> bool:
     """Whether it launches something on the GPU."""
     if isinstance(event, ev.OpEvent):
         return isinstance(event.result, Tensor) and not event.result.on_host
-    if event.name.startswith(("torch.cuda.Stream", "torch.cuda.Event", "torch.cuda.current", "builtins.", "torch.cuda.stream")):
+    if event.name.startswith(
+        ("torch.cuda.Stream", "torch.cuda.Event", "torch.cuda.current", "builtins.", "torch.cuda.stream")
+    ):
         return False
     return any(not one.on_host for one in tensors_in(event.result))
 
@@ -125,17 +157,32 @@ def nested_capture(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
     """A capture or a replay inside a capture; a graph object captured twice."""
     outer = capture.outer
     if outer is not None and outer.kind != "compile" and capture.kind not in ("capture-safe", "compile"):
-        yield Report("nested-capture", capture.frame, capture.at, outer, {"why": f"begins while the capture at {where(outer)} is open,"})
+        yield Report(
+            "nested-capture",
+            capture.frame,
+            capture.at,
+            outer,
+            {"why": f"begins while the capture at {where(outer)} is open,"},
+        )
     if capture.graph is not None and capture.kind in ("graph", "manual"):
         before = [one for one in walk.captures if one.graph is capture.graph and one.end and one.end < capture.begin]
         if not walk.whole:  # in a made-up run methods follow one another by chance
             before = [one for one in before if outermost(one.frame) is outermost(capture.frame)]
         if before and capture.sure and "one-of" not in capture.tags and not _reset_between(capture, before[-1], walk):
-            yield Report("nested-capture", capture.frame, capture.at, capture, {"why": "captures a second time into a graph object that already holds a capture,"})
+            yield Report(
+                "nested-capture",
+                capture.frame,
+                capture.at,
+                capture,
+                {"why": "captures a second time into a graph object that already holds a capture,"},
+            )
 
 
 def _reset_between(capture: ev.Capture, before: ev.Capture, walk: Walk) -> bool:
-    return any(event.name.endswith(".reset") and event.receiver is capture.graph and before.end < event.clock < capture.begin for event in walk.of(ev.CallEvent))
+    return any(
+        event.name.endswith(".reset") and event.receiver is capture.graph and before.end < event.clock < capture.begin
+        for event in walk.of(ev.CallEvent)
+    )
 
 
 def replay_in_capture(event: ev.ReplayEvent, walk: Walk) -> Iterator[Report]:

@@ -8,7 +8,9 @@ from graphlint.checks.base import Report, Walk, given_true
 from graphlint.flow import events as ev
 from graphlint.flow.values import External, Instance, Tensor, Value, tensors_in
 
-_READS = frozenset({"torch.Tensor.pin_memory", "torch.Tensor.item", "torch.Tensor.cpu", "torch.Tensor.tolist", "torch.Tensor.numpy"})
+_READS = frozenset(
+    {"torch.Tensor.pin_memory", "torch.Tensor.item", "torch.Tensor.cpu", "torch.Tensor.tolist", "torch.Tensor.numpy"}
+)
 
 
 def thread_in_capture(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
@@ -20,7 +22,9 @@ def thread_in_capture(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
         inside = capture.begin < started < until
         if not inside and not (started < capture.begin and _alive(owner, capture, walk)):
             continue
-        touch = next((event for event in events if isinstance(event, ev.CallEvent) and _disturbs(event, capture.mode)), None)
+        touch = next(
+            (event for event in events if isinstance(event, ev.CallEvent) and _disturbs(event, capture.mode)), None
+        )
         if touch is not None:
             start = next((event for event in walk.of(ev.CallEvent) if event.clock == started), None) if inside else None
             frame, span = (start.frame, start.at) if start is not None else (capture.frame, capture.at)
@@ -36,7 +40,14 @@ def _alive(owner: Value, capture: ev.Capture, walk: Walk) -> bool:
         return False
     joined = owner.facts.get("joined", 0) if isinstance(owner, External) else 0
     if isinstance(owner, Instance):
-        joined = max((event.clock for event in walk.of(ev.CallEvent) if event.receiver is owner and event.name.endswith(".join")), default=0)
+        joined = max(
+            (
+                event.clock
+                for event in walk.of(ev.CallEvent)
+                if event.receiver is owner and event.name.endswith(".join")
+            ),
+            default=0,
+        )
     return not 0 < joined < capture.begin
 
 

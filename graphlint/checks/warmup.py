@@ -21,7 +21,9 @@ DDP = "torch.nn.parallel.DistributedDataParallel"
 def needs(event: ev.Event, walk: Walk) -> tuple[set[str], str]:
     """The libraries that this work sets up at its first call, and the words for the first of them."""
     if isinstance(event, ev.OpEvent):
-        return ({"cuBLAS"}, "makes its cuBLAS handle and workspace at the first call") if event.op == "@" else (set(), "")
+        return (
+            ({"cuBLAS"}, "makes its cuBLAS handle and workspace at the first call") if event.op == "@" else (set(), "")
+        )
     fact = fact_of(event, walk, "no-warmup") if isinstance(event, ev.CallEvent) else None
     found = _LIBRARY.search(fact.why) if fact is not None else None
     if fact is None or found is None:
@@ -33,7 +35,11 @@ def no_warmup(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
     """A library is used for the first time inside the capture."""
     if not walk.whole or capture.kind not in ("graph", "manual") or not capture.sure:
         return
-    before = [event for event in walk.events if event.clock < capture.begin and not (event.capture is not None and event.capture.kind == "wrapper")]
+    before = [
+        event
+        for event in walk.events
+        if event.clock < capture.begin and not (event.capture is not None and event.capture.kind == "wrapper")
+    ]
     if any(isinstance(event, ev.CallEvent) and event.name.startswith("?") for event in before):
         return  # something ran that nobody knows
     seen = {library for event in before if _on_gpu(event) for library in needs(event, walk)[0]}
@@ -52,7 +58,11 @@ def _on_gpu(event: ev.Event) -> bool:
 def first_compiled_call(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
     """A compiled function is called for the first time inside the capture, so it is compiled there."""
     if event.name == "<compiled>.__call__" and walk.whole and constant(event.keywords.get("<first>")) is True:
-        if event.capture is not None and event.capture.kind in ("graph", "manual") and isinstance(event.receiver, Wrapped):
+        if (
+            event.capture is not None
+            and event.capture.kind in ("graph", "manual")
+            and isinstance(event.receiver, Wrapped)
+        ):
             yield at(event, "first-compiled-call")
 
 
@@ -64,7 +74,12 @@ def short_warmup(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
     if not wrapped:
         return
     for event in walk.of(ev.CallEvent):
-        if event.name == "builtins.range" and event.clock < capture.begin and event.frame is capture.frame and event.args:
+        if (
+            event.name == "builtins.range"
+            and event.clock < capture.begin
+            and event.frame is capture.frame
+            and event.args
+        ):
             rounds = constant(event.args[-1])
             if isinstance(rounds, int) and not isinstance(rounds, bool) and rounds < 11:
                 yield Report("short-warmup", event.frame, event.at, capture, {"value": str(rounds)})
@@ -79,12 +94,24 @@ def default_stream_warmup(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
     if not walk.whole or not _goes_backward(capture, walk):
         return
     before = _on_default_stream(walk, capture)
-    wrapped = next((event for event in before if isinstance(event, ev.CallEvent) and event.name == DDP), None) if capture.kind != "graphed-callable" else None
+    wrapped = (
+        next((event for event in before if isinstance(event, ev.CallEvent) and event.name == DDP), None)
+        if capture.kind != "graphed-callable"
+        else None
+    )
     found: ev.CallEvent | ev.OpEvent | None = wrapped
     if found is None and capture.alive:
         learned = set().union(*(_learns(event) for event in walk.inside(capture)))
         begun = next((event.clock for event in before if _records(event) and _learns(event) & learned), None)
-        kept = [event for event in before if begun is not None and event.clock >= begun and event.sure and _records(event) and any(one.storage in capture.alive for one in tensors_in(event.result))]
+        kept = [
+            event
+            for event in before
+            if begun is not None
+            and event.clock >= begun
+            and event.sure
+            and _records(event)
+            and any(one.storage in capture.alive for one in tensors_in(event.result))
+        ]
         found = kept[-1] if kept else None
     if found is not None:
         frame, span = _seen_from(found, capture)
@@ -96,16 +123,32 @@ def default_stream_warmup(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
 def _goes_backward(capture: ev.Capture, walk: Walk) -> bool:
     if capture.kind == "graphed-callable":
         return capture.backward
-    return capture.kind in ("graph", "manual") and any(isinstance(event, ev.CallEvent) and event.name in BACKWARD for event in walk.inside(capture))
+    return capture.kind in ("graph", "manual") and any(
+        isinstance(event, ev.CallEvent) and event.name in BACKWARD for event in walk.inside(capture)
+    )
 
 
 def _learns(event: ev.Event) -> set[int]:
     """What asks for gradients in this piece of work: modules of torch with parameters, leaf tensors."""
     if not isinstance(event, (ev.CallEvent, ev.OpEvent)):
         return set()
-    given = event.operands if isinstance(event, ev.OpEvent) else (*event.args, *event.keywords.values(), *([event.receiver] if event.receiver is not None else []))
-    found = {id(one.storage) for value in given for one in tensors_in(value) if one.grad and (one.leaf or one.storage.owner == "param")}
-    if isinstance(event, ev.CallEvent) and isinstance(event.receiver, External) and event.name.endswith(".forward") and _records(event):
+    given = (
+        event.operands
+        if isinstance(event, ev.OpEvent)
+        else (*event.args, *event.keywords.values(), *([event.receiver] if event.receiver is not None else []))
+    )
+    found = {
+        id(one.storage)
+        for value in given
+        for one in tensors_in(value)
+        if one.grad and (one.leaf or one.storage.owner == "param")
+    }
+    if (
+        isinstance(event, ev.CallEvent)
+        and isinstance(event.receiver, External)
+        and event.name.endswith(".forward")
+        and _records(event)
+    ):
         found.add(id(event.receiver))
     return found
 
@@ -128,7 +171,11 @@ def _on_default_stream(walk: Walk, capture: ev.Capture) -> list[ev.CallEvent | e
             elif streams:
                 streams.pop()
         elif isinstance(event, (ev.CallEvent, ev.OpEvent)) and event.capture is None:
-            if isinstance(event, ev.CallEvent) and event.name == "torch.cuda.set_stream" and not (event.args and _is_default(event.args[0])):
+            if (
+                isinstance(event, ev.CallEvent)
+                and event.name == "torch.cuda.set_stream"
+                and not (event.args and _is_default(event.args[0]))
+            ):
                 return []  # another stream from here on, and nobody knows until when
             if not streams or streams[-1]:
                 found.append(event)

@@ -290,7 +290,7 @@ def call_compiled(machine: Machine, func: Wrapped, args: list[Value], keywords: 
     """A compiled callable runs. With CUDA graphs it is a region of its own, whose outputs the next call overwrites."""
     func.facts["calls"] += 1
     event = machine.happen(ev.CallEvent, at, "<compiled>.__call__", func, tuple(args), keywords, UNKNOWN)
-    event.keywords = {**keywords, "<first>": Host("bool", func.facts["calls"] == 1), "<grad>": Host("bool", not machine.grad_off)}
+    event.keywords = {**keywords, "<first>": Host("bool", func.facts["calls"] == 1), "<grad>": Host("bool", bool(machine.grad_mode))}
     if not func.facts["graphs"] or machine.open:
         result = machine.call(func.func, args, keywords, at)
         event.result = result

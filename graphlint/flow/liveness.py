@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from graphlint.flow.values import Bound, Choice, Closure, External, Holder, ModuleValue, Partial, Scope, Storage, Tensor, Value, Wrapped
+from graphlint.flow.values import (
+    Bound,
+    Choice,
+    Closure,
+    External,
+    Holder,
+    ModuleValue,
+    Partial,
+    Scope,
+    Storage,
+    Tensor,
+    Value,
+    Wrapped,
+)
 
 if TYPE_CHECKING:
     from graphlint.flow import events as ev
@@ -15,7 +28,11 @@ MAX_VALUES = 4_000  # looked at; what lies further off counts as dead
 
 def graphs_alive(frame: ev.Frame | None) -> frozenset[Storage]:
     """The storages of tensors with an autograd graph behind them that the frames on the stack can reach."""
-    return frozenset(one.storage for one in _reached(_scopes(frame)) or () if one.grad and not one.leaf and one.storage.owner != "param")
+    return frozenset(
+        one.storage
+        for one in _reached(_scopes(frame)) or ()
+        if one.grad and not one.leaf and one.storage.owner != "param"
+    )
 
 
 def tensors_alive(frame: ev.Frame | None, more: Iterable[Value] = ()) -> frozenset[Storage] | None:

@@ -76,7 +76,6 @@ class State:
         self.default_device = "cpu"
         self.known_regions: dict[tuple[str, ir.Span], Region] = {}  # what the region finder saw, by the span of its statement or call
         self.written_in_capture: set[Cell] = set()  # cells that some capture wrote, or that hold what one made: reading them is an event from then on
-        self.grad_off = 0  # how many `no_grad` enclose the current statement
         self.gradients = Holder()  # id of a parameter's storage -> its gradient
         self.hooks: list[tuple[str, Value, Value]] = []
         self.functions: list[ClassInfo] = []  # custom autograd functions whose backward has not run yet

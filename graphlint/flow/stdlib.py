@@ -94,7 +94,9 @@ def _getitem(machine: Machine, event: ev.CallEvent) -> Value:
 
 
 def _iterator(machine: Machine, values: list[Value], at: ir.Span, exact: bool = True) -> Value:
-    return machine.items("iterator", values[:MAX_ITEMS] or ([] if exact else [UNKNOWN]), at, exact and len(values) <= MAX_ITEMS)
+    return machine.items(
+        "iterator", values[:MAX_ITEMS] or ([] if exact else [UNKNOWN]), at, exact and len(values) <= MAX_ITEMS
+    )
 
 
 def _exact(*sources: Value) -> bool:
@@ -114,14 +116,17 @@ def _zip_longest(machine: Machine, event: ev.CallEvent) -> Value:
     columns = [machine.iterate(one, event.at) for one in event.args]
     count = max((len(column) for column in columns), default=0)
     rows: list[Value] = [
-        machine.items("tuple", [column[index] if index < len(column) else fill for column in columns], event.at) for index in range(count)
+        machine.items("tuple", [column[index] if index < len(column) else fill for column in columns], event.at)
+        for index in range(count)
     ]
     return _iterator(machine, rows, event.at, _exact(*event.args))
 
 
 def _pairwise(machine: Machine, event: ev.CallEvent) -> Value:
     values = machine.iterate(event.args[0], event.at) if event.args else []
-    pairs: list[Value] = [machine.items("tuple", list(pair), event.at) for pair in zip(values, values[1:], strict=False)]
+    pairs: list[Value] = [
+        machine.items("tuple", list(pair), event.at) for pair in zip(values, values[1:], strict=False)
+    ]
     return _iterator(machine, pairs, event.at, _exact(*event.args))
 
 
@@ -152,7 +157,10 @@ def _starmap(machine: Machine, event: ev.CallEvent) -> Value:
     if len(event.args) < 2:
         return UNKNOWN
     rows = machine.iterate(event.args[1], event.at)
-    values = [machine.call(event.args[0], row.values if isinstance(row, Items) and row.exact else [UNKNOWN], {}, event.at) for row in rows]
+    values = [
+        machine.call(event.args[0], row.values if isinstance(row, Items) and row.exact else [UNKNOWN], {}, event.at)
+        for row in rows
+    ]
     return _iterator(machine, values, event.at, _exact(event.args[1]))
 
 
@@ -211,7 +219,11 @@ def register(machine: Machine, func: Wrapped, args: list[Value], at: ir.Span) ->
         name = next(iter(class_names(args[0])), "")
     elif isinstance(target, Closure) and target.func.params:
         annotation = target.func.params[0].annotation
-        name = annotation.name if isinstance(annotation, ir.Attr) else (annotation.id if isinstance(annotation, ir.Name) else "")
+        name = (
+            annotation.name
+            if isinstance(annotation, ir.Attr)
+            else (annotation.id if isinstance(annotation, ir.Name) else "")
+        )
     func.facts["cases"].append((name, target))
     return target
 
@@ -256,12 +268,19 @@ def changed(machine: Machine, obj: Instance, changes: dict[str, Value], at: ir.S
 def as_mapping(machine: Machine, obj: Instance, at: ir.Span) -> Value:
     """`dataclasses.asdict(obj)`, `vars(obj)`."""
     made = Mapping(machine.site(at), machine.tick())
-    made.slots.update({key: value for key, value in obj.slots.items() if isinstance(key, str) and not key.startswith("<")})
+    made.slots.update(
+        {key: value for key, value in obj.slots.items() if isinstance(key, str) and not key.startswith("<")}
+    )
     return made
 
 
 def _replace(machine: Machine, event: ev.CallEvent) -> Value:
-    found = [changed(machine, one, event.keywords, event.at) for value in event.args[:1] for one in alternatives(value) if isinstance(one, Instance)]
+    found = [
+        changed(machine, one, event.keywords, event.at)
+        for value in event.args[:1]
+        for one in alternatives(value)
+        if isinstance(one, Instance)
+    ]
     return join(*found) if found else UNKNOWN
 
 

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from graphlint.flow.machine import Machine
 
 Body = Callable[[Value], None]
-GRAD_OFF = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad")
 
 # --- attributes ------------------------------------------------------------------------------------------------------
 
@@ -412,11 +411,6 @@ def with_external(machine: Machine, manager: Value, body: Body, at: ir.Span, who
         if manager.name in EXECUTORS:
             body(manager)
             _wait_for_workers(machine, manager)
-            return
-        if manager.name in GRAD_OFF:
-            machine.grad_off += 1
-            body(manager)
-            machine.grad_off -= 1
             return
     if isinstance(manager, Host) and manager.kind == "device":
         before, machine.default_device = machine.default_device, tensors.device_text(machine, manager)
