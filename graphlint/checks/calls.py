@@ -72,7 +72,8 @@ def _filled_before(event: ev.CallEvent, walk: Walk) -> bool:
     function = event.frame.func
     if event.capture is None or function is None:
         return False
-    if event.sure and not any(isinstance(stmt, ir.Return) and stmt.at[0] < event.at[0] for stmt in statements(function.body)):
+    earlier = (stmt for stmt in statements(function.body) if stmt.at[0] < event.at[0])
+    if event.sure and not any(isinstance(stmt, ir.Return) for stmt in earlier):
         return False  # nothing in the function leaves it out
     for earlier in walk.of(ev.CallEvent):
         if earlier.clock >= event.capture.begin:

@@ -9,7 +9,10 @@ from graphlint.checks.calls import fact_of
 from graphlint.flow import events as ev
 from graphlint.flow.values import External, Host, Value
 
-COLLECTIVES = frozenset({"all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "broadcast", "reduce", "all_to_all", "all_to_all_single", "gather", "scatter"})  # fmt: skip
+COLLECTIVES = frozenset({
+    "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "broadcast",
+    "reduce", "all_to_all", "all_to_all_single", "gather", "scatter",
+})  # fmt: skip
 TRANSFERS = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
 MADE = ("torch.distributed.init_process_group", "torch.distributed.new_group")
 

@@ -90,7 +90,7 @@ def _can_nest(inner: Value | None) -> bool:
 
 
 def averaged_model(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
-    """`AveragedModel.update_parameters` asks its counter whether this is the first time: on the GPU that waits, on the host it is frozen."""
+    """`AveragedModel.update_parameters` tests its counter: on the GPU that waits, on the host the branch is frozen."""
     if event.name != "torch.optim.swa_utils.AveragedModel.update_parameters" or not isinstance(
         event.receiver, External
     ):

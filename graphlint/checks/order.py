@@ -1,7 +1,7 @@
 """The order of streams: a replay, what it reads and what it leaves, on streams that do not wait for one another.
 
-One pass over the walk keeps, for each stream, up to which moment of every other stream it has waited (`wait_stream`, events, what the host waited
-for). A piece of work is ordered behind another when its stream has waited for that moment.
+One pass over the walk keeps, for each stream, up to which moment of every other stream it has waited (`wait_stream`,
+events, what the host waited for). A piece of work is ordered behind another when its stream has waited for that moment.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _given(event: ev.Event) -> list[Tensor]:
 
 
 def unordered_replay(walk: Walk) -> Iterator[Report]:
-    """Streams that do not wait: a result read too early, an input written while the graph may still read it, or read before it is written."""
+    """Streams that do not wait: a result read too early, an input written while, or after, it is read."""
     if not walk.of(ev.ReplayEvent) or not walk.of(ev.StreamEvent):
         return
     order = Order()

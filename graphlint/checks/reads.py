@@ -1,4 +1,4 @@
-"""Values that Python reads from a tensor without a call that says so: tests, comparisons, indices, formatting, loops."""
+"""What Python reads from a tensor without a call that says so: tests, comparisons, indices, formatting, loops."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from graphlint.flow import events as ev
 from graphlint.flow.values import External, Host, Items, Mapping, Tensor, Value, alternatives
 
 _TESTS = {
-    "if": "`if`", "ternary": "conditional expression", "assert": "`assert`", "not": "`not`", "and": "`and`", "or": "`or`",
-    "comprehension": "condition of a comprehension", "match": "`match`", "while": "`while`",
+    "if": "`if`", "ternary": "conditional expression", "assert": "`assert`", "not": "`not`", "and": "`and`",
+    "or": "`or`", "comprehension": "condition of a comprehension", "match": "`match`", "while": "`while`",
 }  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def graphs_alive(frame: ev.Frame | None) -> frozenset[Storage]:
 
 
 def tensors_alive(frame: ev.Frame | None, more: Iterable[Value] = ()) -> frozenset[Storage] | None:
-    """The storages of all tensors that the frames on the stack, or `more`, can reach; None when that is too much to look at."""
+    """The storages of all tensors that the frames on the stack, or `more`, can reach; None when those are too many."""
     found = _reached([*_scopes(frame), *more], MAX_VALUES)
     return None if found is None else frozenset(one.storage for one in found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +126,7 @@ def _zip_longest(machine: Machine, event: ev.CallEvent) -> Value:
 def _pairwise(machine: Machine, event: ev.CallEvent) -> Value:
     values = machine.iterate(event.args[0], event.at) if event.args else []
     pairs: list[Value] = [
-        machine.items("tuple", list(pair), event.at) for pair in zip(values, values[1:], strict=False)
+        machine.items("tuple", list(pair), event.at) for pair in itertools.pairwise(values)
     ]
     return _iterator(machine, pairs, event.at, _exact(*event.args))
 
@@ -309,10 +310,12 @@ HANDLERS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
     "operator.truth": _truth, "operator.not_": _truth, "operator.getitem": _getitem,
     **{f"operator.{name}": _getter for name in ("attrgetter", "itemgetter", "methodcaller")},
     **{f"operator.{name}.__call__": _get for name in ("attrgetter", "itemgetter", "methodcaller")},
-    "itertools.chain": _chain, "itertools.chain.from_iterable": _chain, "itertools.zip_longest": _zip_longest, "itertools.pairwise": _pairwise,
+    "itertools.chain": _chain, "itertools.chain.from_iterable": _chain, "itertools.zip_longest": _zip_longest,
+    "itertools.pairwise": _pairwise,
     "itertools.product": _product, "itertools.islice": _islice, "itertools.repeat": _again, "itertools.cycle": _again,
     "itertools.starmap": _starmap, "itertools.accumulate": _accumulate, "builtins.filter": _filter,
     "functools.reduce": _reduce, "functools.singledispatch": _dispatch,
-    "collections.namedtuple": _getter, "dataclasses.replace": _replace, "dataclasses.asdict": _asdict, "builtins.vars": _asdict, "dataclasses.field": _field,
+    "collections.namedtuple": _getter, "dataclasses.replace": _replace, "dataclasses.asdict": _asdict,
+    "builtins.vars": _asdict, "dataclasses.field": _field,
     "types.MethodType": _method_type,
 }  # fmt: skip
