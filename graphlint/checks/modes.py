@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from graphlint.checks.base import Report, Walk, at, constant, place, replayed_after
 from graphlint.checks.memory import captured
 from graphlint.flow import events as ev
-from graphlint.flow import modules
+from graphlint.flow import modules, names
 from graphlint.flow.values import External, Host, Storage, Tensor, alternatives, hosts_in, tensors_in
 
 _NO_OPTION = ("training", "weight", "bias", "running_mean", "running_var", "num_batches_tracked")
@@ -106,3 +106,48 @@ def _updated(forward: ev.CallEvent, capture: ev.Capture, walk: Walk) -> ev.Inpla
         if event.storage in own and event.capture is None and event.clock > capture.end and replayed_after(capture, event.clock, walk):
             return event
     return None
+
+
+def capture_aware_arithmetic(walk: Walk) -> Iterator[Report]:
+    """A branch on `is_current_stream_capturing()` whose two sides compute differently, though the eager side could be captured as well."""
+    seen: set[int] = set()
+    for test in walk.direct(ev.TestEvent):
+        if test.how not in ("if", "ternary") or test.capture is None or id(test.frame.func) in seen or not _asks_capturing(test) or not walk.replays(test.capture):
+            continue
+        eager = next((one for one in walk.of(ev.TestEvent) if one.capture is None and one.at == test.at and one.frame.func is test.frame.func), None)
+        if eager is None:
+            continue
+        captured_side, eager_side = _arithmetic(test, walk), _arithmetic(eager, walk)
+        if captured_side and eager_side and not set(captured_side) <= set(eager_side) and not set(eager_side) <= set(captured_side):
+            seen.add(id(test.frame.func))
+            report = at(test, "frozen-flag", value="is_current_stream_capturing()", where=place(eager.frame, eager.at))
+            report.related.append((eager.frame, eager.at, "eager calls, the warm-up too, take the other side and compute something else"))
+            yield report
+
+
+def _asks_capturing(test: ev.TestEvent) -> bool:
+    return any(isinstance(one, Host) and "capturing" in one.marks for one in alternatives(test.value))
+
+
+def _arithmetic(test: ev.TestEvent, walk: Walk) -> list[str] | None:
+    """What the function computes behind the test, by the names of torch; None where it does what a capture could not, or what is not known."""
+    found: list[str] = []
+    for event in walk.after(test.clock):
+        if event.frame is not test.frame:
+            if event.frame.depth <= test.frame.depth:
+                break
+            return None
+        if isinstance(event, ev.OpEvent):
+            found.append(event.op)
+        elif isinstance(event, ev.CallEvent):
+            last = event.name.rpartition(".")[2]
+            if not event.name.startswith("torch.") or last in _UNCAPTURABLE or event.name.startswith(("torch.cuda.", "torch.distributed.", "torch.ops.")):
+                return None
+            if last not in names.VIEWS | names.FACTORIES | names.LIKE | names.HOST_METHODS | {"clone", "copy_", "fill_", "zero_"}:
+                found.append(last)
+        elif isinstance(event, (ev.FormatEvent, ev.CompareEvent)) or (isinstance(event, ev.IndexEvent) and tensors_in(event.index)):
+            return None
+    return sorted(found)
+
+
+_UNCAPTURABLE = ("item", "tolist", "cpu", "numpy", "nonzero", "unique", "masked_select", "all", "any", "equal", "allclose", "isnan", "isfinite", "isinf", "to", "where")
