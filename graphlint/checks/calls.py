@@ -72,8 +72,8 @@ def _filled_before(event: ev.CallEvent, walk: Walk) -> bool:
     function = event.frame.func
     if event.capture is None or function is None:
         return False
-    earlier = (stmt for stmt in statements(function.body) if stmt.at[0] < event.at[0])
-    if event.sure and not any(isinstance(stmt, ir.Return) for stmt in earlier):
+    above = (stmt for stmt in statements(function.body) if stmt.at[0] < event.at[0])
+    if event.sure and not any(isinstance(stmt, ir.Return) for stmt in above):
         return False  # nothing in the function leaves it out
     for earlier in walk.of(ev.CallEvent):
         if earlier.clock >= event.capture.begin:
