@@ -417,6 +417,8 @@ def _hasattr(machine: Machine, event: ev.CallEvent) -> Value:
         obj, name = event.args[0], event.args[1]
         if isinstance(name, Host) and name.known and not obj.synthetic and not obj.cls.find("__getattr__"):
             return const(name.value in obj.slots or obj.cls.find(str(name.value)) is not None)
+    if len(event.args) == 2 and isinstance(event.args[0], Symbol) and event.args[0].name == "torch.cuda" and isinstance(event.args[1], Host) and str(event.args[1].value).endswith("_capturing"):
+        return const(True)  # every torch that has graphs has it
     return Host("bool")
 
 
