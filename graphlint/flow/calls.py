@@ -125,7 +125,8 @@ class Calls(Expressions):
             if isinstance(cls, ClassInfo) and name in cls.attributes:
                 value = self.class_slot(cls, name)
                 if value is not None:
-                    return self.read(self.class_holder(cls), name, value, at)
+                    described = self._described(value, obj, at)
+                    return described or self.read(self.class_holder(cls), name, value, at)
         if obj.cls.outside():
             return torchlib.inherited_attribute(self.machine, obj, name, at)
         delegate = obj.cls.find("__getattr__")
@@ -164,7 +165,17 @@ class Calls(Expressions):
         decorated = self.decorate(closure, func.decorators)
         if isinstance(decorated, Closure):
             return Bound(obj, decorated)
+        described = self._described(decorated, obj, at)
+        if described is not None:
+            return described
         return Partial(decorated, (obj,), {}) if not isinstance(decorated, Unknown) else Bound(obj, closure)
+
+    def _described(self, value: Value, obj: Instance, at: ir.Span) -> Value | None:
+        """What a descriptor of the project that stands in the class gives for the object."""
+        found = value.cls.find("__get__") if isinstance(value, Instance) else None
+        if found is None:
+            return None
+        return self.enter(self.method_closure(*found), [value, obj, ClassValue(obj.cls)], {}, at)
 
     def method_closure(self, func: ir.Function, owner: ClassInfo) -> Closure:
         key = ("method", id(func))

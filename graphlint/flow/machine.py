@@ -367,6 +367,10 @@ class Machine(Calls):
                 if isinstance(name, Symbol) and name.name in ("dataclasses.dataclass", "dataclass", "attrs.define", "attr.s"):
                     cls.dataclass = True
         value: Value = ClassValue(cls)
+        hook = cls.find_after(cls, "__init_subclass__")
+        if hook is not None:
+            words = {word.name: self.eval(word.value) for word in node.cls.keywords if word.name not in (None, "metaclass")}
+            self.enter(self.method_closure(*hook), [value], words, node.at)
         for deco in reversed(node.cls.decorators):
             func = self.eval(deco)
             if isinstance(func, (Closure, Instance)) or (isinstance(func, Bound) and isinstance(func.func, Closure)):
@@ -423,8 +427,14 @@ class Machine(Calls):
             self.run(stmt)
         elif isinstance(stmt, (ir.Define, ir.DefineClass)):
             made = stmt.func if isinstance(stmt, ir.Define) else stmt.cls
-            if made.decorators and self.frame.scope.slots.get(made.name) is None and any(self._enters(deco) for deco in made.decorators):
+            if self.frame.scope.slots.get(made.name) is None and (any(self._enters(deco) for deco in made.decorators) or self._hooked(stmt)):
                 self.run(stmt)
+
+    def _hooked(self, stmt: ir.Stmt) -> bool:
+        """Whether a class has a base of the project that is told of its subclasses."""
+        bases = stmt.cls.bases if isinstance(stmt, ir.DefineClass) else ()
+        values = [self.eval(base) for base in bases if isinstance(base, (ir.Name, ir.Attr))]
+        return any(isinstance(value, ClassValue) and value.cls.find("__init_subclass__") is not None for value in values)
 
     def _enters(self, deco: ir.Expr) -> bool:
         """Whether a decorator is a call of something of the project, as those of registries are."""
