@@ -58,6 +58,13 @@ def _only_raises(body: Sequence[ir.Stmt]) -> bool:
     return bool(body) and isinstance(body[-1], ir.Raise) and all(isinstance(stmt, (ir.Assign, ir.Do)) for stmt in body[:-1])
 
 
+def _binds_once(node: ir.If) -> bool:
+    """`if x is None: x = given`, and else at most a check of it."""
+    plain = len(node.body) == 1 and isinstance(node.body[0], ir.Assign) and isinstance(node.body[0].value, (ir.Name, ir.Attr, ir.Const)) and isinstance(node.body[0].targets[0], ir.Attr)
+    checks = all(isinstance(stmt, ir.Raise) or (isinstance(stmt, ir.If) and _only_raises(stmt.body) and not stmt.orelse) for stmt in node.orelse)
+    return plain and checks and isinstance(node.test, ir.Compare) and node.test.ops == ("is",)
+
+
 class Machine(Calls):
     """Walks programs; what happened stands in `events` and `captures`."""
 
@@ -521,7 +528,7 @@ class Machine(Calls):
         first = len(self.events)
         test = self.eval(node.test)
         self.happen(ev.TestEvent, node.test.at, "if", test).otherwise = bool(node.orelse)
-        if not (node.body or node.orelse) or _only_raises(node.body) and not node.orelse:
+        if not (node.body or node.orelse) or _only_raises(node.body) and not node.orelse or _binds_once(node):
             for event in self.events[first:]:  # a check of the arguments: what is recorded is the same on either side
                 if isinstance(event, ev.TestEvent):
                     event.differs = False
