@@ -17,12 +17,12 @@ from graphlint.flow.values import (
     External,
     Host,
     Instance,
-    Scope,
     Tensor,
     Value,
     alternatives,
     tensors_in,
 )
+from graphlint.flow.values import Mapping as Dict
 from graphlint.rulebook import ANY, REST, TENSOR, CallFact
 
 # rules whose lines name the call, and whose judgement needs more than the name
@@ -81,7 +81,7 @@ def _filled_before(event: ev.CallEvent, walk: Walk) -> bool:
         if earlier.capture is None and earlier.at == event.at and earlier.frame.func is function:
             frame = earlier.frame
             if any(
-                one.frame is frame and one.clock > earlier.clock and not isinstance(one.cell.holder, Scope)
+                one.frame is frame and one.clock > earlier.clock and isinstance(one.cell.holder, Dict)
                 for one in walk.of(ev.WriteEvent)
             ):
                 return True
