@@ -10,6 +10,7 @@ from graphlint import ir
 from graphlint.checks.base import Report, Walk
 from graphlint.flow import events as ev
 from graphlint.flow.values import (
+    Choice,
     Host,
     Instance,
     Items,
@@ -162,6 +163,8 @@ def names_in(node: object) -> Iterator[str]:
 def holds(value: Value, capture: ev.Capture) -> bool:
     if value is capture.graph:
         return True
+    if isinstance(value, Choice):
+        return any(holds(one, capture) for one in value.values)
     if isinstance(value, (Items, Mapping)):
         return any(holds(one, capture) for one in value.slots.values())
     return isinstance(value, Instance) and any(one is capture.graph for one in value.slots.values())

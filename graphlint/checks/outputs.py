@@ -27,7 +27,9 @@ def kept_output(walk: Walk) -> Iterator[Report]:
         replays = walk.replays(capture)
         if len(replays) < 2:
             continue
-        for event in walk.of(ev.MutateEvent):
+        stored = list(_kept_twice(capture, replays, walk))
+        yield from stored
+        for event in walk.of(ev.MutateEvent) if not stored else ():
             if event.capture is not None or event.clock < replays[0].clock or event.name not in ("append", "add", "appendleft", "extend", "insert", "collect"):
                 continue
             kept = [one for value in event.values for one in _outputs(value, capture)]
@@ -35,7 +37,6 @@ def kept_output(walk: Walk) -> Iterator[Report]:
             if kept and again and not _consumed(event, kept, replays, walk):
                 yield at(event, "kept-output", capture, why="is kept here over the next replay")
                 break
-        yield from _kept_twice(capture, replays, walk)
 
 
 def _piles_up(event: ev.MutateEvent, replays: list[ev.ReplayEvent], walk: Walk) -> bool:

@@ -36,7 +36,7 @@ def capture_in_loop(walk: Walk) -> Iterator[Report]:
             frame, span = spot
             key = (id(second.frame.module), second.at)
             replays = [event for event in walk.replays(first) if first.end < event.clock < second.begin]
-            if key in seen or not replays or _handed_in(first) or _per_setting(first, frame, walk) or not _same_work(first, second, walk):
+            if key in seen or not replays or (frame is not first.frame and _handed_in(first)) or _per_setting(first, frame, walk) or not _same_work(first, second, walk):
                 continue
             kept = _kept(first, walk)
             if kept is None and not _pays_off(replays):
@@ -177,7 +177,7 @@ def _name_of(holder: Holder, walk: Walk) -> str:
 
 def _key_value(event: ev.WriteEvent, walk: Walk) -> Value | None:
     """The value of the key under which the slot was written."""
-    store = next((one for one in walk.of(ev.IndexEvent) if one.stored is event.new and event.cell.holder in alternatives(one.obj)), None)
+    store = next((one for one in walk.of(ev.IndexEvent) if one.stored is not None and one.stored in alternatives(event.new) and one.clock <= event.clock and event.cell.holder in alternatives(one.obj) and one.at[0] == event.at[0]), None)
     return store.index if store is not None else None
 
 

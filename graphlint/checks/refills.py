@@ -28,13 +28,16 @@ def late_refill(walk: Walk) -> Iterator[Report]:
         if not replays:
             continue
         storages = {tensor.storage: cell for cell, (_, tensor) in inputs_of(capture, walk).items() if tensor.storage.owner not in ("param", "grad")}
+        until = min((one.begin for one in walk.captures if one.at == capture.at and one.begin > capture.end), default=1 << 60)
         for storage, cell in storages.items():
-            fills = [event for event in walk.of(ev.InplaceEvent) if event.storage is storage and event.name == "copy_" and event.capture is None and event.clock > capture.end and not _own_result(event, capture)]
+            fills = [event for event in walk.of(ev.InplaceEvent) if event.storage is storage and event.name == "copy_" and event.capture is None and event.clock > capture.end and event.clock < until and not _own_result(event, capture, walk)]
             for fill in fills:
                 same = [event for event in replays if event.frame is fill.frame]
                 others = [event for event in fills if event.frame is fill.frame]
                 if not same or others[0] is not fill:
                     continue
+                if until < 1 << 60 and not any(fill.clock < event.clock for event in replays):
+                    continue  # what comes next is another capture, which reads it
                 if same[0].clock < others[0].clock and same[-1].clock < others[-1].clock and len(same) == len(others):
                     report = at(fill, "late-refill", capture, value=cell_name(cell).lstrip("."), why="after the replay", where=place(same[0].frame, same[0].at))
                     report.related.append((same[0].frame, same[0].at, "the replay that should read it has run already"))
@@ -42,9 +45,17 @@ def late_refill(walk: Walk) -> Iterator[Report]:
                     break
 
 
-def _own_result(fill: ev.InplaceEvent, capture: ev.Capture) -> bool:
+def _own_result(fill: ev.InplaceEvent, capture: ev.Capture, walk: Walk) -> bool:
     """State that is fed back: the graph's result becomes its next input."""
-    return fill.source is not None and any(one.storage.pool is capture for one in tensors_in(fill.source))
+    return fill.source is not None and any(_derived(one.storage, capture, walk) for one in tensors_in(fill.source))
+
+
+def _derived(storage: Storage, capture: ev.Capture, walk: Walk, depth: int = 4) -> bool:
+    """Whether the memory is the graph's, or was computed from it."""
+    if storage.pool is capture:
+        return True
+    made = next((event for event in walk.events if isinstance(event, (ev.CallEvent, ev.OpEvent)) and isinstance(event.result, Tensor) and event.result.storage is storage), None)
+    return made is not None and depth > 0 and any(one.storage is not storage and _derived(one.storage, capture, walk, depth - 1) for value in operands(made) for one in tensors_in(value))
 
 
 def skipped_input(walk: Walk) -> Iterator[Report]:
