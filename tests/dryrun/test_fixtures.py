@@ -23,7 +23,7 @@ SAMPLE = (  # a few of every kind, run with every test run; all of them run with
     "crash_stop_token",
     "crash_unjoined_copy",
     "crash_cold_mixer",
-    "crash_first_reduce",
+    "crash_filter_cond",
     "ok_grad_hook",
     "ok_ring_cache",
     "silent_data_swap",

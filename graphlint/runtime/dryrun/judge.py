@@ -42,6 +42,9 @@ EVENTS: dict[str, EventFact] = {
     ),
     "seed": EventFact("seed-in-region", "seeds a generator inside the region"),
     "rng-state": EventFact("generator-state", "{detail}s the state of a generator on the host", until="2.9"),
+    "generator-born": EventFact(
+        "generator-state", "makes a generator inside the region, whose state lives on the host"
+    ),
     "custom-generator": EventFact(
         "unregistered-generator", "draws from a generator that the graph does not know", until="2.12"
     ),

@@ -295,6 +295,8 @@ def _generator(session: Session) -> type:
         def __new__(cls, device: Any = "cpu") -> Any:
             made = super().__new__(cls, "cpu")
             made.on_device = moves.is_device(device)
+            if made.on_device:
+                session.event("generator-born", "torch.Generator")
             return made
 
         def manual_seed(self, seed: int) -> Any:
