@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphlint.checks.base import Report, Walk, given_true
+from graphlint.checks.base import Report, Walk, constant, given_true
 from graphlint.flow import events as ev
 from graphlint.flow.values import External, Instance, Tensor, Value, tensors_in
 
@@ -68,3 +68,34 @@ def _disturbs(event: ev.CallEvent, mode: str) -> bool:
     if given_true(event.keywords.get("pin_memory")) and event.name.startswith("torch."):
         return "utils.data" not in event.name
     return event.name.startswith("torch.") and any(one.device == "cuda" for one in tensors_in(event.result))
+
+
+def loader_in_capture(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
+    """A capture in a loop over a `DataLoader` whose thread pins batches meanwhile."""
+    if capture.kind not in ("graph", "manual", "graphed-callable") or capture.mode != "global":
+        return
+    for frame, _, loops in capture.stack:
+        around = [event for event in walk.of(ev.LoopEvent) if event.frame is frame and event.clock < capture.begin]
+        loader = _pinning(around[-1].value, walk) if loops and around else None
+        if loader is not None:
+            report = Report("thread-in-capture", capture.frame, capture.at, capture, {"value": "DataLoader"})
+            report.related.append(
+                (around[-1].frame, around[-1].at, "this loop keeps the thread that pins batches alive")
+            )
+            yield report
+            return
+
+
+def _pinning(source: Value, walk: Walk) -> External | None:
+    """The loader with worker processes and a pinning thread that is looped over, also through `enumerate`."""
+    if not isinstance(source, External):
+        call = next(
+            (one for one in walk.of(ev.CallEvent) if one.name == "builtins.enumerate" and one.result is source), None
+        )
+        source = call.args[0] if call is not None and call.args else source
+    if not isinstance(source, External) or source.name != "torch.utils.data.DataLoader":
+        return None
+    workers = constant(source.keywords.get("num_workers"))
+    return (
+        source if given_true(source.keywords.get("pin_memory")) and isinstance(workers, int) and workers > 0 else None
+    )
