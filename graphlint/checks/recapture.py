@@ -177,7 +177,7 @@ def _name_of(holder: Holder, walk: Walk) -> str:
 
 def _key_value(event: ev.WriteEvent, walk: Walk) -> Value | None:
     """The value of the key under which the slot was written."""
-    store = next((one for one in walk.of(ev.IndexEvent) if one.stored is not None and one.stored in alternatives(event.new) and one.clock <= event.clock and event.cell.holder in alternatives(one.obj) and one.at[0] == event.at[0]), None)
+    store = next((one for one in reversed(walk.of(ev.IndexEvent)) if one.stored is not None and one.stored in alternatives(event.new) and one.clock <= event.clock and event.cell.holder in alternatives(one.obj) and one.at[0] == event.at[0]), None)
     return store.index if store is not None else None
 
 
@@ -191,9 +191,15 @@ def _varying_size(keys: list[Value]) -> bool:
                     columns.setdefault(index, []).append(one)
     for column in columns.values():
         raw = all("shape" in one.marks and "computed" not in one.marks and one.kind in ("int", "size", "any") for one in column)
-        if raw and (any(not one.known for one in column) or len({one.value for one in column}) > 1):
+        if raw and (_of_several(column) if any(not one.known for one in column) else len({one.value for one in column}) > 1):
             return True
     return False
+
+
+def _of_several(column: list[Host]) -> bool:
+    """Whether sizes that are not known are those of different tensors."""
+    sources = [{mark for mark in one.marks if mark.startswith("of@")} for one in column]
+    return not all(sources) or len(set().union(*sources)) > 1
 
 
 def _bounded(holder: Mapping, walk: Walk) -> bool:

@@ -260,8 +260,8 @@ def attribute(machine: Machine, tensor: Tensor, name: str, at: ir.Span) -> Value
     """A plain attribute of a tensor, or None when the name is a method."""
     if name == "shape":
         if tensor.dims is not None:
-            return machine.items("tuple", [Host("int", NO if one is None else one, frozenset(), frozenset({"shape"})) for one in tensor.dims], at)
-        return Host("size", marks=frozenset({"shape"}))
+            return machine.items("tuple", [Host("int", NO if one is None else one, frozenset(), frozenset({"shape"} if one is not None else {"shape", f"of@{tensor.storage.born}"})) for one in tensor.dims], at)
+        return Host("size", marks=frozenset({"shape", f"of@{tensor.storage.born}"}))
     if name == "device":
         known = {"cuda": "cuda", "cpu": "cpu", "pinned": "cpu", "meta": "meta"}.get(_region_device(machine, tensor))
         return Host("device", NO if known is None else known, marks=frozenset({"shape"}))

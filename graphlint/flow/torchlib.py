@@ -566,6 +566,9 @@ def _object_method(machine: Machine, event: ev.CallEvent, obj: External | Instan
     bases = [obj.name] if isinstance(obj, External) else obj.cls.outside()
     if name == "forward" and isinstance(obj, External) and modules.is_module_name(obj.name):
         return modules.forward(machine, event, obj)
+    base = event.name.rpartition(".")[0]
+    if name == "forward" and isinstance(obj, Instance) and modules.is_module_name(base) and base != "torch.nn.Module":
+        return modules.forward(machine, event, _as_base(machine, obj, base))
     if name == "__init__" and isinstance(obj, Instance):
         init_base(machine, obj, list(event.args), event.keywords, event.at)
         return NONE
@@ -586,6 +589,17 @@ def _object_method(machine: Machine, event: ev.CallEvent, obj: External | Instan
     if isinstance(obj, External):
         return _external_method(machine, event, obj, name)
     return UNKNOWN
+
+
+def _as_base(machine: Machine, obj: Instance, base: str) -> External:
+    """The object seen as the torch module that its class derives from."""
+    made = External(base, obj.site, obj.born)
+    kept = obj.slots.get("<arguments>")
+    if isinstance(kept, External):
+        made.args, made.keywords = kept.args, kept.keywords
+    made.device = obj.device
+    made.slots["training"] = obj.slots.get("training", Host("bool"))
+    return made
 
 
 def _manual_context(machine: Machine, event: ev.CallEvent, obj: External | Instance, name: str) -> Value:
