@@ -1,0 +1,114 @@
+"""Ways in which Python code hides a call: the linter follows each, and stays silent where the call is harmless.
+
+Every idiom defines `step(x)`, which reaches `work(x)` by its own road. Once `work` selects by a mask, which a capture
+forbids, and once it clamps, which is fine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from graphlint import config, pipeline
+
+FAULT = "return x[x > 0]  # the fault"
+HARMLESS = "return x.clamp(min=0)"
+PROGRAM = """import abc, collections, contextlib, contextvars, dataclasses, enum, functools, itertools, operator, types, typing
+import torch
+from torch import nn
+
+
+def work(x):
+    {body}
+
+
+{idiom}
+
+
+def main():
+    x = torch.randn(8, device="cuda")
+    step(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step(x)
+    graph.replay()
+
+
+if __name__ == "__main__":
+    main()
+"""
+IDIOMS = {
+    "partial": "step = functools.partial(work)",
+    "reduce": "def step(x):\n    return functools.reduce(lambda h, f: f(h), [torch.abs, work], x)",
+    "operator_call": "OPS = {'a': operator.methodcaller('run')}\nclass Op:\n    def __init__(self, x):\n        self.x = x\n"
+    "    def run(self):\n        return work(self.x)\ndef step(x):\n    return OPS['a'](Op(x))",
+    "itemgetter": "def step(x):\n    return operator.itemgetter(1)((abs, work))(x)",
+    "starmap": "def step(x):\n    return list(itertools.starmap(lambda a, b: work(a) + b, [(x, 1)]))",
+    "zip_longest": "def step(x):\n    for f, more in itertools.zip_longest([work], []):\n        x = f(x) if more is None else x\n"
+    "    return x",
+    "chain": "def step(x):\n    for f in itertools.chain([torch.abs], [work]):\n        x = f(x)\n    return x",
+    "filter": "def step(x):\n    return [f(x) for f in filter(callable, [work])]",
+    "max_by_key": "def step(x):\n    return max([work], key=lambda f: f.__name__)(x)",
+    "singledispatch": "@functools.singledispatch\ndef show(v):\n    return v\n@show.register\ndef _(v: torch.Tensor):\n"
+    "    return work(v)\ndef step(x):\n    return show(x)",
+    "descriptor": "class Lazy:\n    def __init__(self, f):\n        self.f = f\n    def __get__(self, obj, owner=None):\n"
+    "        return self.f(obj)\nclass Batch:\n    def __init__(self, x):\n        self.x = x\n    @Lazy\n    def kept(self):\n"
+    "        return work(self.x)\ndef step(x):\n    return Batch(x).kept",
+    "init_subclass": "class Op:\n    table = {}\n    def __init_subclass__(cls, key=None, **kw):\n        super().__init_subclass__(**kw)\n"
+    "        Op.table[key] = cls\nclass Drop(Op, key='drop'):\n    def __call__(self, x):\n        return work(x)\n"
+    "def step(x):\n    return Op.table['drop']()(x)",
+    "class_decorator": "def patched(cls):\n    plain = cls.run\n    def run(self, x):\n        return work(plain(self, x))\n"
+    "    cls.run = run\n    return cls\n@patched\nclass Op:\n    def run(self, x):\n        return x\ndef step(x):\n    return Op().run(x)",
+    "registry": "KINDS = {}\ndef register(name):\n    def wrap(cls):\n        KINDS[name] = cls\n        return cls\n    return wrap\n"
+    "@register('op')\nclass Op(nn.Module):\n    def forward(self, x):\n        return work(x)\ndef step(x):\n    return KINDS['op']()(x)",
+    "method_type": "lin = nn.Linear(8, 8).cuda()\nlin.forward = types.MethodType(lambda self, x: work(x), lin)\ndef step(x):\n"
+    "    return lin(x)",
+    "getattr_by_name": "class Op:\n    def run_fast(self, x):\n        return work(x)\n    def __call__(self, x, mode='fast'):\n"
+    "        return getattr(self, f'run_{mode}')(x)\ndef step(x):\n    return Op()(x)",
+    "delegated": "class Inner:\n    def run(self, x):\n        return work(x)\nclass Outer:\n    def __init__(self, inner):\n"
+    "        self._inner = inner\n    def __getattr__(self, name):\n        return getattr(self._inner, name)\n"
+    "def step(x):\n    return Outer(Inner()).run(x)",
+    "operator_method": "class Stage:\n    def __init__(self, f):\n        self.f = f\n    def __rshift__(self, other):\n"
+    "        return Stage(lambda x: other.f(self.f(x)))\nline = Stage(torch.abs) >> Stage(work)\ndef step(x):\n    return line.f(x)",
+    "named_tuple": "Plan = collections.namedtuple('Plan', 'name fn')\ndef step(x):\n    return Plan('a', torch.abs)._replace(fn=work).fn(x)",
+    "typed_tuple": "class State(typing.NamedTuple):\n    x: torch.Tensor\n    fn: object = None\ndef step(x):\n"
+    "    s = State(x)._replace(fn=work)\n    return s.fn(s.x)",
+    "dataclass_field": "@dataclasses.dataclass\nclass Plan:\n    fns: list = dataclasses.field(default_factory=lambda: [work])\n"
+    "def step(x):\n    return [f(x) for f in dataclasses.replace(Plan()).fns]",
+    "context_manager": "@contextlib.contextmanager\ndef section(x):\n    try:\n        yield x\n    finally:\n        work(x)\n"
+    "def step(x):\n    with section(x) as y:\n        return y * 2",
+    "generator": "def parts(x):\n    for p in x.split(4):\n        yield work(p)\ndef step(x):\n    return torch.cat(list(parts(x)))",
+    "yield_from": "def leaves(tree):\n    if isinstance(tree, dict):\n        for v in tree.values():\n            yield from leaves(v)\n"
+    "    else:\n        yield work(tree)\ndef step(x):\n    return list(leaves({'a': {'b': x}}))",
+    "context_variable": "HOOK = contextvars.ContextVar('hook', default=work)\ndef step(x):\n    return work(x) if HOOK.get() else x",
+    "mixin": "class Extra:\n    def forward(self, x):\n        return work(super().forward(x))\nclass Op(Extra, nn.Linear):\n    pass\n"
+    "op = Op(8, 8).cuda()\ndef step(x):\n    return op(x)",
+    "hook": "lin = nn.Linear(8, 8).cuda()\nlin.register_forward_hook(lambda m, i, o: work(o))\ndef step(x):\n    return lin(x)",
+    "enum_choice": "class Mode(enum.Enum):\n    KEEP = 1\n    DROP = 2\ndef step(x, mode=Mode.DROP):\n"
+    "    return work(x) if mode is Mode.DROP else x",
+    "sequential_spread": "class Op(nn.Module):\n    def forward(self, x):\n        return work(x)\n"
+    "net = nn.Sequential(*(Op() for _ in range(2)))\ndef step(x):\n    return net(x)",
+}
+
+
+def findings(folder: Path, body: str, idiom: str) -> list[tuple[str, str]]:
+    """(rule, source line) of each finding, notes aside."""
+    text = PROGRAM.format(body=body, idiom=idiom)
+    file = folder / "program.py"
+    file.write_text(text, encoding="utf-8")
+    result = pipeline.lint([str(file)], config.Config(root=str(folder), cache=False))
+    assert not result.problems
+    lines = text.splitlines()
+    return [(one.name, lines[one.at.row - 1].strip()) for one in result.findings if one.severity != "note"]
+
+
+@pytest.mark.parametrize("idiom", IDIOMS.values(), ids=IDIOMS)
+def test_the_fault_behind_an_idiom_is_found(idiom: str, tmp_path: Path) -> None:
+    assert findings(tmp_path, FAULT, idiom) == [("dynamic-shape", FAULT)]
+
+
+@pytest.mark.parametrize("idiom", IDIOMS.values(), ids=IDIOMS)
+def test_an_idiom_alone_is_no_fault(idiom: str, tmp_path: Path) -> None:
+    assert findings(tmp_path, HARMLESS, idiom) == []
