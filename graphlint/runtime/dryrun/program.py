@@ -32,6 +32,7 @@ from graphlint.runtime.dryrun.undo import Undo, gradients, modes_of_now
 _COMPARED_REPLAYS = 12
 _LATE_CAPTURES = 3
 _MANY_ALIVE = 7
+_FEW_REPLAYS = 3
 
 
 class _Graph:
@@ -130,7 +131,8 @@ class Program:
         if alive >= _MANY_ALIVE:
             words = f"keeps every graph that it captures: {alive} are alive, and captures go on between replays"
             self._add("unbounded-graphs", "torch.cuda.graph", words, region.site)
-        elif alive <= 2:
+        replays = sum(g.replays for g in self._graphs.values() if g.region.site.place == region.site.place)
+        if alive <= 2 and replays <= _FEW_REPLAYS * len(graphs):
             words = f"captures again and again between replays: {len(graphs)} captures so far"
             self._add("capture-in-loop", "torch.cuda.graph", words, region.site)
 
