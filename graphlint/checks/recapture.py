@@ -15,6 +15,7 @@ from graphlint.flow.values import (
     Host,
     Items,
     Mapping,
+    Scope,
     Storage,
     Value,
     alternatives,
@@ -36,7 +37,7 @@ def capture_in_loop(walk: Walk) -> Iterator[Report]:
             frame, span = spot
             key = (id(second.frame.module), second.at)
             replays = [event for event in walk.replays(first) if first.end < event.clock < second.begin]
-            if key in seen or not replays or (frame is not first.frame and _handed_in(first)) or _per_setting(first, frame, walk) or not _same_work(first, second, walk):
+            if key in seen or not replays or _on_change(first, second, walk) or (frame is not first.frame and _handed_in(first)) or _per_setting(first, frame, walk) or not _same_work(first, second, walk):
                 continue
             kept = _kept(first, walk)
             if kept is None and not _pays_off(replays):
@@ -53,6 +54,14 @@ def capture_in_loop(walk: Walk) -> Iterator[Report]:
                 yield report
 
 
+def _on_change(first: ev.Capture, second: ev.Capture, walk: Walk) -> bool:
+    """Whether a test finds that a setting is another one, and only then a new graph is captured."""
+    between = [event for event in walk.after(first.end) if event.clock < second.begin]
+    written = {event.cell for event in between if isinstance(event, ev.WriteEvent) and not isinstance(event.cell.holder, Scope)}
+    tests = (event for event in between if isinstance(event, ev.TestEvent) and event.how == "if" and any(event.frame is frame for frame, _, _ in second.stack))
+    return any(cell in written for event in tests for one in alternatives(event.value) if isinstance(one, Host) and "none" not in one.marks for cell in one.origins)
+
+
 def _handed_in(capture: ev.Capture) -> bool:
     """Whether the region calls a parameter of the function around it: a helper that captures what it is given, other work each time."""
     function = capture.frame.func
@@ -64,7 +73,7 @@ def _handed_in(capture: ev.Capture) -> bool:
 
 def _per_setting(capture: ev.Capture, frame: ev.Frame, walk: Walk) -> bool:
     """Whether the region takes a flag, a name or a size that the loop goes over: each is a graph of its own. (A number that could be a tensor is not.)"""
-    looped = {event.cell for event in walk.of(ev.WriteEvent) if event.frame is frame and event.how == "loop" and event.clock < capture.begin}
+    looped = {event.cell for event in walk.of(ev.WriteEvent) if event.frame is frame and event.how == "loop"}
     return any(
         event.cell in looped and all(isinstance(one, Host) and one.kind in ("bool", "str", "int") for one in alternatives(event.value)) for event in walk.of(ev.ReadEvent) if event.capture is capture
     )
