@@ -85,6 +85,13 @@ IDIOMS = {
     "context_variable": "HOOK = contextvars.ContextVar('hook', default=work)\ndef step(x):\n    return work(x) if HOOK.get() else x",
     "mixin": "class Extra:\n    def forward(self, x):\n        return work(super().forward(x))\nclass Op(Extra, nn.Linear):\n    pass\n"
     "op = Op(8, 8).cuda()\ndef step(x):\n    return op(x)",
+    "sequential_subclass": "class Op(nn.Module):\n    def forward(self, x):\n        return work(x)\n"
+    "class Net(nn.Sequential):\n    def __init__(self):\n        super().__init__(nn.Linear(8, 8), Op())\n"
+    "net = Net().cuda()\ndef step(x):\n    return net(x)",
+    "layer_subclass": "class Wide(nn.Linear):\n    def __init__(self, n):\n        super().__init__(n, 2 * n)\n"
+    "wide = Wide(8).cuda()\ndef step(x):\n    return work(wide(x))",
+    "layer_base_chain": "class A(nn.LayerNorm):\n    pass\nclass B(A):\n    def forward(self, x):\n"
+    "        return work(A.forward(self, x))\nnorm = B(8).cuda()\ndef step(x):\n    return norm(x)",
     "hook": "lin = nn.Linear(8, 8).cuda()\nlin.register_forward_hook(lambda m, i, o: work(o))\ndef step(x):\n    return lin(x)",
     "enum_choice": "class Mode(enum.Enum):\n    KEEP = 1\n    DROP = 2\ndef step(x, mode=Mode.DROP):\n"
     "    return work(x) if mode is Mode.DROP else x",

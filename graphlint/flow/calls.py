@@ -234,6 +234,9 @@ class Calls(Expressions):
             return Bound(ClassValue(cls), "apply")
         if name in ("__name__", "__qualname__"):
             return const(cls.name)
+        base = next(iter(cls.outside()), "")
+        if torchlib.is_layer(base):
+            return Symbol(f"{base}.{name}")
         return Unknown(name)
 
     def member(self, module: Module, name: str) -> Value:
@@ -384,8 +387,14 @@ class Calls(Expressions):
             result = self.call(method, args, keywords, at)
             torchlib.run_hooks(self.machine, obj, "post", [*args, result], at)
             return result
-        if obj.cls.outside():
-            return self.outside(f"{obj.cls.outside()[0]}.__call__", obj, args, keywords, at)
+        base = next(iter(obj.cls.outside()), "")
+        if torchlib.is_layer(base):
+            torchlib.run_hooks(self.machine, obj, "pre", args, at)
+            result = torchlib.base_forward(self.machine, obj, base, args, keywords, at)
+            torchlib.run_hooks(self.machine, obj, "post", [*args, result], at)
+            return result
+        if base:
+            return self.outside(f"{base}.__call__", obj, args, keywords, at)
         return self.unknown_call(Unknown(obj.cls.name), args, keywords, at)
 
     # -- classes

@@ -567,7 +567,9 @@ def _object_method(machine: Machine, event: ev.CallEvent, obj: External | Instan
     if name == "forward" and isinstance(obj, External) and modules.is_module_name(obj.name):
         return modules.forward(machine, event, obj)
     base = event.name.rpartition(".")[0]
-    if name == "forward" and isinstance(obj, Instance) and modules.is_module_name(base) and base != "torch.nn.Module":
+    if name == "forward" and isinstance(obj, Instance) and is_layer(base):
+        if base == "torch.nn.Sequential":
+            return base_forward(machine, obj, base, list(event.args), event.keywords, event.at)
         return modules.forward(machine, event, _as_base(machine, obj, base))
     if name == "__init__" and isinstance(obj, Instance):
         init_base(machine, obj, list(event.args), event.keywords, event.at)
@@ -589,6 +591,22 @@ def _object_method(machine: Machine, event: ev.CallEvent, obj: External | Instan
     if isinstance(obj, External):
         return _external_method(machine, event, obj, name)
     return UNKNOWN
+
+
+def is_layer(base: str) -> bool:
+    """Whether it is a module of torch with a forward of its own."""
+    return modules.is_module_name(base) and base not in ("torch.nn.Module", "torch.nn.ModuleList", "torch.nn.ModuleDict")
+
+
+def base_forward(machine: Machine, obj: Instance, base: str, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
+    """The forward that an object of a project class has from its base in torch."""
+    if base == "torch.nn.Sequential":
+        value = args[0] if args else UNKNOWN
+        for key, inner in list(obj.slots.items()):
+            if isinstance(key, int):
+                value = machine.call(inner, [value], {}, at)
+        return value
+    return machine.outside(f"{base}.forward", obj, args, keywords, at)
 
 
 def _as_base(machine: Machine, obj: Instance, base: str) -> External:
