@@ -67,6 +67,8 @@ def _relied_on(event: ev.WriteEvent, capture: ev.Capture, first: int, walk: Walk
     outside = [one for one in walk.of(ev.WriteEvent) if one.cell == event.cell and one.capture is None and one.clock > capture.end and (_other(one.new, event.new) if plain else is_none(one.new)) and one.at != event.at]
     reads = [one for one in walk.of(ev.ReadEvent) if one.cell == event.cell and one.capture is None and one.clock > first]
     if event.how == "augment" and any(isinstance(one, Host) and one.kind in ("int", "float", "any") for one in alternatives(event.new)):
+        if _set_before(event, capture, walk):
+            return None
         return reads[0] if reads else _used_inside(event, capture, walk)
     for read in reads:
         before = next((one for one in reversed(outside) if one.clock < read.clock), None)
@@ -75,12 +77,14 @@ def _relied_on(event: ev.WriteEvent, capture: ev.Capture, first: int, walk: Walk
     return None
 
 
+def _set_before(count: ev.WriteEvent, capture: ev.Capture, walk: Walk) -> bool:
+    """Whether the region itself starts the count: it then comes to the same at each run."""
+    return any(isinstance(event, ev.WriteEvent) and event.cell == count.cell and event.clock < count.clock and event.how != "augment" for event in walk.inside(capture))
+
+
 def _used_inside(count: ev.WriteEvent, capture: ev.Capture, walk: Walk) -> ev.Event | None:
-    """Where the region computes on the device with a number that it counts on in Python; the count must come from outside."""
-    inside = walk.inside(capture)
-    if any(isinstance(event, ev.WriteEvent) and event.cell == count.cell and event.clock < count.clock and event.how != "augment" for event in inside):
-        return None
-    for event in inside:
+    """Where the region computes on the device with a number that it counts on in Python."""
+    for event in walk.inside(capture):
         if event.clock > count.clock and any(count.cell in host.origins for host, _ in uses(event)) and not isinstance(event, (ev.TestEvent, ev.LoopEvent)):
             return event
     return None
@@ -175,7 +179,7 @@ def first_step_branch(walk: Walk) -> Iterator[Report]:
                     continue
                 for cell in host.origins:
                     later = next((write for write in writes if write.cell == cell and write.clock > test.clock), None)
-                    if later is not None and not _put_back(cell, capture, walk) and _old(cell.holder, capture) and ((isinstance(later.new, Host) and _flips(later, host)) or (test.otherwise and "none" in host.marks and is_none(later.old) and not is_none(later.new))) and walk.replays(capture):
+                    if later is not None and not _put_back(cell, capture, walk) and _old(cell.holder, capture) and ((isinstance(later.new, Host) and _flips(later, host)) or (test.otherwise and "none" in host.marks and is_none(later.old) and any(isinstance(one, Tensor) for one in alternatives(later.new)))) and walk.replays(capture):
                         report = at(test, "first-step-branch", value=cell_name(cell).lstrip("."))
                         report.related.append((later.frame, later.at, "the region changes it here, once, at capture"))
                         yield report
