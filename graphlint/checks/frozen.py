@@ -146,8 +146,9 @@ def _undone(change: ev.WriteEvent, host: Host, capture: ev.Capture, walk: Walk) 
 
 def _stale_after(change: ev.WriteEvent, capture: ev.Capture, walk: Walk) -> bool:
     """Whether the graph of this capture still runs after the change."""
-    if any(event.clock > change.clock for event in walk.replays(capture)):
-        return True
+    anew = min((one.begin for one in walk.captures if one.at == capture.at and one.begin > change.clock), default=1 << 60)
+    if any(change.clock < event.clock < anew for event in walk.replays(capture)):
+        return True  # and not on purpose, beside another graph that was captured for the new value
     if walk.whole:
         return False
     # a class seen by itself: its methods are called in any order, unless the change comes with a new capture or drops the graph
@@ -220,8 +221,8 @@ def _mode_at_replay(module: External, capture: ev.Capture, replays: list[ev.Repl
     held = before[-1].new if before else None
     for replay in replays:
         now = [event for event in writes if capture.end < event.clock < replay.clock]
-        if not now:
-            continue
+        if not now or any(one.at == capture.at and now[-1].clock < one.begin < replay.clock for one in walk.captures):
+            continue  # a graph was captured for the new mode; this one is kept for its own
         new = now[-1].new
         old_value = held.value if isinstance(held, Host) and held.known else (True if held is None and walk.whole else None)
         if isinstance(new, Host) and new.known and old_value is not None and new.value != old_value:

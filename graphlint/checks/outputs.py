@@ -78,13 +78,32 @@ def _kept_names(capture: ev.Capture, first: ev.ReplayEvent, walk: Walk) -> Itera
     """Names and attributes that get the graph's result again and again, behind replays."""
     writes = [event for event in walk.of(ev.WriteEvent) if event.clock > first.clock and event.capture is None and isinstance(event.new, Tensor) and _outputs(event.new, capture)]
     for write in writes:
-        if isinstance(write.cell.holder, (Mapping, Items)) or write.how == "loop":
+        if isinstance(write.cell.holder, (Mapping, Items)) or write.how == "loop" or _named_before(write, walk.replays(capture)):
             continue
         beside = [one for one in writes if one is not write and isinstance(one.new, Tensor) and isinstance(write.new, Tensor) and one.new.storage is write.new.storage]
         again = any(one.cell == write.cell for one in beside)
         apart = any(one.frame is write.frame and one.cell != write.cell and one.clock > write.clock and _replay_between(write, one, walk.replays(capture)) for one in beside)
         if again or apart or write.looped:
             yield write
+
+
+def _named_before(write: ev.WriteEvent, replays: list[ev.ReplayEvent]) -> bool:
+    """Whether the name is given to the place of the result, and the replay that fills it comes behind: `graph, out = graphs[n]; graph.replay()`."""
+    last = next((one for one in reversed(replays) if one.clock < write.clock), None)
+    following = next((one for one in replays if one.clock > write.clock), None)
+    here = _line_in(following, write.frame) if following is not None else None
+    before = _line_in(last, write.frame) if last is not None else None
+    return here is not None and write.at[0] < here[0] and (before is None or before == here)
+
+
+def _line_in(replay: ev.ReplayEvent, wanted: ev.Frame) -> tuple[int, int, int, int] | None:
+    """Where a function replays, itself or through what it calls."""
+    frame, span = replay.frame, replay.at
+    while frame is not wanted:
+        if frame.parent is None or frame.call_at is None:
+            return None
+        span, frame = frame.call_at, frame.parent
+    return span
 
 
 def _replay_between(first: ev.Event, second: ev.Event, replays: list[ev.ReplayEvent]) -> bool:
