@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphlint.checks.base import Report, Walk, at, place
+from graphlint.checks.base import Report, Walk, at, cell_name, place
 from graphlint.flow import events as ev
 from graphlint.flow.values import (
     Storage,
@@ -26,10 +26,10 @@ def overwritten_output(walk: Walk) -> Iterator[Report]:
         values = list(event.operands) if isinstance(event, ev.OpEvent) else (list(event.values) if isinstance(event, ev.MutateEvent) else [*event.args, *event.keywords.values(), *([event.receiver] if event.receiver is not None else [])])
         for value in values:
             for one in tensors_in(value):
-                yield from _overwritten(one.storage, one, event, calls, reported)
+                yield from _overwritten(one.storage, one, event, calls, reported, walk)
 
 
-def _overwritten(storage: Storage, tensor: Tensor, event: ev.Event, calls: dict[int, list[ev.CallEvent]], reported: set[int]) -> Iterator[Report]:
+def _overwritten(storage: Storage, tensor: Tensor, event: ev.Event, calls: dict[int, list[ev.CallEvent]], reported: set[int], walk: Walk) -> Iterator[Report]:
     if storage.via is None or storage.via.kind != "compile":
         return
     for ident, made in calls.items():
@@ -37,7 +37,7 @@ def _overwritten(storage: Storage, tensor: Tensor, event: ev.Event, calls: dict[
         if mine is None or ident in reported:
             continue
         later = next((call for call in made if call.clock > mine.clock and call.clock < event.clock and call is not event), None)
-        if later is None or (tensor.grad and _trains(made)):
+        if later is None or (tensor.grad and _pending(mine, later, walk)):
             continue
         reported.add(ident)
         report = at(later, "overwritten-output", storage.via, why=f"its result of {place(mine.frame, mine.at)} is still read at {place(event.frame, event.at)}")
@@ -46,8 +46,12 @@ def _overwritten(storage: Storage, tensor: Tensor, event: ev.Event, calls: dict[
         yield report
 
 
-def _trains(calls: list[ev.CallEvent]) -> bool:
-    return False
+def _pending(mine: ev.CallEvent, later: ev.CallEvent, walk: Walk) -> bool:
+    """Whether both calls belong to one step: in gradient mode, with neither a backward nor a step mark between; then the results lie side by side."""
+    if constant(mine.keywords.get("<grad>")) is not True:
+        return False
+    between = (event for event in walk.of(ev.CallEvent) if mine.clock < event.clock < later.clock)
+    return not any(event.name.endswith((".backward", "cudagraph_mark_step_begin", "autograd.grad")) for event in between)
 
 
 def skipped_cudagraph(walk: Walk) -> Iterator[Report]:
@@ -59,6 +63,18 @@ def skipped_cudagraph(walk: Walk) -> Iterator[Report]:
         given = {one.storage for value in (*event.args, *event.keywords.values()) for one in tensors_in(value) if one.storage.owner not in ("param", "buffer")}
         for write in walk.of(ev.InplaceEvent):
             if capture is not None and write.capture is capture and write.storage in given:
-                report = at(write, "skipped-cudagraph", capture, why="is an input that the function writes", value="")
-                yield report
+                yield at(write, "skipped-cudagraph", capture, why="is an input that the function writes", value="")
                 return
+        hosted = [one for value in (*event.args, *event.keywords.values()) for one in tensors_in(value) if one.sure and one.device in ("cpu", "pinned")]
+        if hosted and capture is not None and _on_device_too(event, capture, walk):
+            name = cell_name(hosted[0].storage.cell).lstrip(".") if hosted[0].storage.cell is not None else ""
+            yield at(event, "skipped-cudagraph", capture, why="is given a CPU tensor" if not name else f"is given `{name}`, a CPU tensor")
+            return
+
+
+def _on_device_too(event: ev.CallEvent, capture: ev.Capture, walk: Walk) -> bool:
+    """Whether the call is about the GPU at all: another argument lies there, or something in the region does."""
+    values = [*event.args, *event.keywords.values()]
+    if any(one.device == "cuda" for value in values for one in tensors_in(value)):
+        return True
+    return any(one.device == "cuda" for inner in walk.inside(capture) if isinstance(inner, ev.CallEvent) for one in tensors_in(inner.result))

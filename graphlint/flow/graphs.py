@@ -269,7 +269,9 @@ def compiled(machine: Machine, event: ev.CallEvent) -> Value:
     if target is None or (isinstance(target, Host) and target.kind == "none"):
         return Partial(Symbol("torch.compile"), (), words)
     facts: dict[str, Any] = {"keywords": words, "calls": 0, "at": event.at, "frame": event.frame, "graphs": uses_graphs(words)}
-    return Wrapped(target, "compile", facts)
+    made = Wrapped(target, "compile", facts)
+    machine.compiled.append(made)
+    return made
 
 
 def uses_graphs(words: dict[str, Value]) -> bool:

@@ -92,6 +92,7 @@ class Machine(Calls):
         module.scope = scope
         self.frame = ev.Frame(None, "<module>", module, scope, None)
         self._guarded(lambda: self.run_block(module.summary.body))
+        self._guarded(self._call_unused)
 
     def walk_function(self, module: Module, qualname: str, around: bool = True) -> None:
         """Runs the function `qualname` of a module with made-up arguments; a method gets a made-up object, whose other methods are walked afterwards."""
@@ -100,6 +101,19 @@ class Machine(Calls):
         scope = self.module_scope(module)
         self.frame = ev.Frame(None, "<module>", module, scope, None)
         self._guarded(lambda: self._walk_from(module, qualname, around))
+        self._guarded(self._call_unused)
+
+    def _call_unused(self) -> None:
+        """What was compiled with CUDA graphs and never called is called once, with tensors where its parameters are used as such."""
+        for func in list(self.compiled):
+            target = func.func
+            method = target.cls.find("forward") if isinstance(target, Instance) else None
+            closure = self.method_closure(*method) if method else (target.func if isinstance(target, Bound) else target)
+            if func.facts.get("graphs") and not func.facts["calls"] and isinstance(closure, Closure):
+                known = self._tensor_parameters(closure)
+                params = [param for param in closure.func.params if param.kind == "pos" and param.name not in ("self", "cls")]
+                args: list[Value] = [self.tensor(_START, "cuda") if param.name in known else self.of_annotation(param.annotation, closure.module, _START, param.name) for param in params]
+                self.call(func, args, {}, func.facts["at"])
 
     def _guarded(self, run: Callable[[], Any]) -> None:
         try:
@@ -501,6 +515,8 @@ class Machine(Calls):
             chosen = useful[0]
         if not self.whole and name in module.rebound and isinstance(chosen, Host):
             chosen = join(chosen, UNKNOWN)  # a function of the file sets it, in a part of the program that is not walked
+        if isinstance(chosen, Holder):
+            chosen.born = 0  # there since the import, wherever it is first asked for
         scope.slots[name] = chosen
         return chosen
 

@@ -549,6 +549,8 @@ def _extreme(machine: Machine, event: ev.CallEvent) -> Value:
         return _same_items(machine, event)
     if name in ("any", "all"):
         return Host("bool")
+    if name in ("min", "max") and len(event.args) == 1 and all(isinstance(one, Unknown) for one in values):
+        return Host("any")  # of a row that is not known: a number, as a rule
     if len(event.args) == 1 and values and all(isinstance(one, Host) for one in values):
         inner = [one for one in values if isinstance(one, Host)]
         origins = frozenset(cell for one in inner for cell in one.origins) | machine.origins(event.args[0])

@@ -30,6 +30,7 @@ from graphlint.flow.values import (
     Storage,
     Tensor,
     Value,
+    Wrapped,
     alternatives,
     join,
 )
@@ -77,6 +78,7 @@ class State:
         self.known_regions: dict[tuple[str, ir.Span], Region] = {}  # what the region finder saw, by the span of its statement or call
         self.written_in_capture: set[Cell] = set()  # cells that some capture wrote, or that hold what one made: reading them is an event from then on
         self.gradients = Holder()  # id of a parameter's storage -> its gradient
+        self.compiled: list[Wrapped] = []  # everything that torch.compile was given, in order
         self.hooks: list[tuple[str, Value, Value]] = []
         self.functions: list[ClassInfo] = []  # custom autograd functions whose backward has not run yet
         self.imported_modules: set[Module] = set()
