@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphlint.checks.base import Report, Walk, at, cell_name, place
+from graphlint.checks.base import Report, Walk, at, cell_name, constant, place
 from graphlint.flow import events as ev
 from graphlint.flow.values import (
     Storage,

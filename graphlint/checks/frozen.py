@@ -82,7 +82,8 @@ def uses(event: ev.Event) -> Iterator[tuple[Host, str]]:
         if any(isinstance(one, Tensor) for one in alternatives(event.obj)):
             yield from ((one, "frozen-scalar") for one in _in_index(event.index))
     elif isinstance(event, ev.CallEvent) and event.name.startswith(("torch.", "flash_attn", "xformers", "transformer_engine")) and ".optim." not in event.name:
-        for name, value in (*(("", one) for one in event.args), *event.keywords.items()):
+        lengths = {5: "max_seqlen_q", 6: "max_seqlen_k"} if "varlen" in event.name else {}
+        for name, value in (*((lengths.get(index, ""), one) for index, one in enumerate(event.args)), *event.keywords.items()):
             rule = "frozen-max-seqlen" if name.startswith(LENGTHS) else "frozen-scalar"
             yield from ((one, rule) for one in hosts_in(value) if one.kind not in ("device", "dtype", "str", "none"))
     elif isinstance(event, ev.LoopEvent) and isinstance(event.value, External) and event.value.name == "range":

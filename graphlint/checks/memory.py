@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from graphlint.checks.base import Report, Walk, at, cell_name, replayed_after, where, within
 from graphlint.flow import events as ev
-from graphlint.flow import modules
+from graphlint.flow import modules, names
 from graphlint.flow.values import (
     Cell,
     External,
@@ -89,7 +89,7 @@ def rebound_input(walk: Walk) -> Iterator[Report]:
                     continue
                 if _restored(cell, tensor, event, capture, walk):
                     continue
-                yield _replaced(cell, tensor, read, event, capture)
+                yield _replaced(cell, tensor, read, event, capture, not isinstance(cell.holder, Scope) and _made_empty(event, walk))
                 break
 
 
@@ -118,7 +118,8 @@ def _carried_over(old: Storage, cell: Cell, capture: ev.Capture, walk: Walk) -> 
     """Whether the state comes back into the old memory, or is bound anew: in the region behind the reading, or outside."""
     if any(event.storage is old and event.clock > capture.begin for event in walk.of(ev.InplaceEvent)):
         return True
-    writes = [event for event in walk.of(ev.WriteEvent) if event.cell == cell and event.clock > capture.begin]
+    inside = {event.at for event in walk.inside(capture) if isinstance(event, ev.WriteEvent) and event.cell == cell}
+    writes = [event for event in walk.of(ev.WriteEvent) if event.cell == cell and event.clock > capture.begin and (walk.whole or event.capture is capture or event.at not in inside)]
     return writes[-1].capture is not capture or any(isinstance(one, Tensor) and one.storage is old for event in writes for one in alternatives(event.new))
 
 
@@ -189,17 +190,22 @@ def _local_input(cell: Cell, event: ev.WriteEvent, walk: Walk) -> bool:
     return False
 
 
-def _replaced(cell: Cell, tensor: Tensor, read: ev.ReadEvent, event: ev.WriteEvent, capture: ev.Capture) -> Report:
+def _replaced(cell: Cell, tensor: Tensor, read: ev.ReadEvent, event: ev.WriteEvent, capture: ev.Capture, made_new: bool) -> Report:
     owner = tensor.storage.owner
     if owner == "param":
         rule = "replaced-parameter"
-    elif owner == "buffer" or isinstance(cell.holder, Mapping) or _is_cache(cell):
+    elif owner == "buffer" or isinstance(cell.holder, Mapping) or _is_cache(cell) or made_new:
         rule = "replaced-buffer"
     else:
         rule = "rebound-input"
     report = at(event, rule, capture, value=cell_name(cell).lstrip("."), why="replaces the tensor")
     report.related.append((read.frame, read.at, "the graph reads the tensor that stood here at capture"))
     return report
+
+
+def _made_empty(event: ev.WriteEvent, walk: Walk) -> bool:
+    """Whether what is bound is a fresh tensor of zeros and the like: state that starts anew, and no data that came in."""
+    return any(one.result is event.new and one.name.rpartition(".")[2] in names.FACTORIES | names.LIKE and within(one.at, event.at) for one in walk.of(ev.CallEvent))
 
 
 def _is_cache(cell: Cell) -> bool:

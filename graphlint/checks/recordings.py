@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from graphlint.checks.base import Report, Walk, at, constant, within
 from graphlint.flow import events as ev
-from graphlint.flow.values import External, Host, Items, Tensor, Value, Wrapped, alternatives, tensors_in
+from graphlint.flow.values import External, Host, Items, Tensor, Unknown, Value, Wrapped, alternatives, tensors_in
 
 
 def compiled_calls(walk: Walk) -> Iterator[tuple[ev.CallEvent, Wrapped]]:
@@ -24,7 +24,7 @@ def dynamic_recording(walk: Walk) -> Iterator[Report]:
         if id(func) in seen or not _symbolic(func):
             continue
         for part in walk.of(ev.IndexEvent):
-            if part.clock > event.clock or part.frame is not event.frame or not within(part.at, event.at) or not isinstance(part.obj, Tensor):
+            if part.clock > event.clock or part.frame is not event.frame or not within(part.at, event.at) or not isinstance(part.obj, (Tensor, Unknown)):
                 continue
             counted = next((one for one in _bounds(part.index) if _counts(one, event, walk)), None)
             if counted is not None:

@@ -8,6 +8,7 @@ One walk begins at a program's own entry (`walk_main`) or, for a region that no 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -48,6 +49,7 @@ from graphlint.flow.values import (
 from graphlint.link import ClassInfo, Module
 
 _START: ir.Span = (1, 0, 1, 0)
+_EAGER = re.compile(r"(^|_)eager(_mode|_only)?$")
 MAX_IMPORTED = 16  # modules of the project whose top level is run for what it does, beside binding names
 MAX_IMPORT_STEPS = 600  # of one of them
 Narrowing = tuple[tuple[Scope | Holder, Any, Value, Value], ...]
@@ -549,6 +551,8 @@ class Machine(Calls):
                 if isinstance(event, ev.TestEvent):
                     event.differs = False
         known = self.truth(test)
+        if known is None and self.open:
+            known = self._said_by_name(node.test)
         narrowed = self.narrow(node.test)
         if known is not None:
             if known and self.open and "capturing" in self.marks(test) and _only_raises(node.body):
@@ -559,6 +563,14 @@ class Machine(Calls):
         statuses = self.fork(self._side(node.body, narrowed, True, begun), self._side(node.orelse, narrowed, False, begun))
         self.open.extend(begun[:1])
         return self._combined(statuses, narrowed)
+
+    def _said_by_name(self, test: ir.Expr) -> bool | None:
+        """What a flag says by its name where its value is not known: in a capture, what is called eager is off."""
+        if isinstance(test, ir.Unary) and test.op == "not":
+            inner = self._said_by_name(test.operand)
+            return None if inner is None else not inner
+        name = test.id if isinstance(test, ir.Name) else (test.name if isinstance(test, ir.Attr) else "")
+        return False if _EAGER.search(name) else None
 
     def _side(self, body: tuple[ir.Stmt, ...], narrowed: Narrowing, truth: bool, begun: list[ev.Capture]) -> Callable[[], int]:
         """One side of an `if`; a capture that it begins is put into `begun`, for the other side does not run in it."""
