@@ -119,3 +119,28 @@ def test_the_fault_behind_an_idiom_is_found(idiom: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("idiom", IDIOMS.values(), ids=IDIOMS)
 def test_an_idiom_alone_is_no_fault(idiom: str, tmp_path: Path) -> None:
     assert findings(tmp_path, HARMLESS, idiom) == []
+
+
+def test_what_is_called_eager_is_off_in_a_capture(tmp_path: Path) -> None:
+    text = (
+        "import torch\n\n\ndef capture(buffer, x: torch.Tensor):\n    graph = torch.cuda.CUDAGraph()\n"
+        "    with torch.cuda.graph(graph):\n        if buffer.{flag}:\n            buffer.count = int(x.sum().item())\n"
+        "        y = x * 2\n    return graph, y\n"
+    )
+    file = tmp_path / "program.py"
+    found = []
+    for flag in ("eager", "counting"):
+        file.write_text(text.replace("{flag}", flag), encoding="utf-8")
+        result = pipeline.lint([str(file)], config.Config(root=str(tmp_path), cache=False))
+        found.append({one.name for one in result.findings})
+    assert found == [set(), {"host-sync"}]
+
+
+def test_a_subclass_of_a_layer_keeps_what_its_base_was_made_with(tmp_path: Path) -> None:
+    idiom = (
+        "class Norm(nn.BatchNorm1d):\n    def __init__(self, n, **kw):\n        super().__init__(n, {how}, **kw)\n"
+        "norm = Norm(8).cuda()\ndef step(x):\n    return norm(x[None].expand(4, 8))"
+    )
+    found = findings(tmp_path, HARMLESS, idiom.replace("{how}", "momentum=None"))
+    assert [name for name, _ in found] == ["hidden-check"]
+    assert findings(tmp_path, HARMLESS, idiom.replace("{how}", "momentum=0.1")) == []

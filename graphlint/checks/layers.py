@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from graphlint.checks.base import Report, Walk, at, constant, on_device
 from graphlint.flow import events as ev
-from graphlint.flow.values import External, Host, Value
+from graphlint.flow.torchlib import as_base
+from graphlint.flow.values import External, Host, Instance, Value
 
 _NORMS = frozenset(
     {
@@ -26,9 +27,10 @@ _DROPS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dro
 def layer_of(event: ev.CallEvent) -> tuple[External | None, str]:
     """The module of torch whose forward this is, and its class name."""
     head, _, last = event.name.rpartition(".")
-    if last == "forward" and head.startswith("torch.nn.") and isinstance(event.receiver, External):
-        return event.receiver, head.rpartition(".")[2]
-    return None, ""
+    if last != "forward" or not head.startswith("torch.nn.") or not isinstance(event.receiver, (External, Instance)):
+        return None, ""
+    layer = event.receiver if isinstance(event.receiver, External) else as_base(event.receiver, head)
+    return layer, head.rpartition(".")[2]
 
 
 def given(made: External | ev.CallEvent, index: int, name: str) -> Value | None:

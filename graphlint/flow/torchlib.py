@@ -570,7 +570,7 @@ def _object_method(machine: Machine, event: ev.CallEvent, obj: External | Instan
     if name == "forward" and isinstance(obj, Instance) and is_layer(base):
         if base == "torch.nn.Sequential":
             return base_forward(machine, obj, base, list(event.args), event.keywords, event.at)
-        return modules.forward(machine, event, _as_base(machine, obj, base))
+        return modules.forward(machine, event, as_base(obj, base))
     if name == "__init__" and isinstance(obj, Instance):
         init_base(machine, obj, list(event.args), event.keywords, event.at)
         return NONE
@@ -609,7 +609,7 @@ def base_forward(machine: Machine, obj: Instance, base: str, args: list[Value], 
     return machine.outside(f"{base}.forward", obj, args, keywords, at)
 
 
-def _as_base(machine: Machine, obj: Instance, base: str) -> External:
+def as_base(obj: Instance, base: str) -> External:
     """The object seen as the torch module that its class derives from."""
     made = External(base, obj.site, obj.born)
     kept = obj.slots.get("<arguments>")
