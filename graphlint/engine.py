@@ -14,6 +14,7 @@ import msgspec
 
 from graphlint import cache, checks, ir, progress, regions, rulebook, summary
 from graphlint.checks.base import Report, Walk
+from graphlint.checks.keys import names_in
 from graphlint.config import Config
 from graphlint.files import Source, Sources
 from graphlint.findings import Finding, LintResult, Place, Problem, RegionInfo, RegionRef, Related, Step
@@ -78,7 +79,7 @@ def analyse(sources: Sources, settings: Config) -> LintResult:
     lint = _Lint(sources, reader, settings, found)
     near = _near(sources, found)
     wanted = [region for region in found if region.path in near]
-    entries = _entries(sources, wanted)
+    entries = _entries(sources, reader, wanted)
     for path in progress.told(entries, "walking programs", len(entries)):
         lint.walk_entry(path)
     for region in progress.told(wanted, "walking regions", len(wanted)):
@@ -115,7 +116,7 @@ def _near(sources: Sources, found: Iterable[Region]) -> set[str]:
     return near
 
 
-def _entries(sources: Sources, found: Iterable[Region]) -> list[str]:
+def _entries(sources: Sources, reader: Reader, found: Iterable[Region]) -> list[str]:
     """Files to walk from the top: they hold a region, or import a module that holds one, and run something."""
     holding = {region.path for region in found}
     stems = {region.module.rpartition(".")[2] for region in found} - {"", "__init__", "main", "utils"}
@@ -123,11 +124,24 @@ def _entries(sources: Sources, found: Iterable[Region]) -> list[str]:
     entries = []
     for source in sources:
         if source.path in holding:
-            if any(mark in source.text for mark in _ENTRY):
+            if any(mark in source.text for mark in _ENTRY) or _runs(reader.by_path(source.path)):
                 entries.append(source.path)
         elif imports is not None and "__main__" in source.text and imports.search(source.text):
             entries.append(source.path)
     return entries[:MAX_ENTRIES]
+
+
+def _runs(text: ir.Summary | None) -> bool:
+    """Whether the top level of a file does something: it calls a function of its own, or loops."""
+    if text is None:
+        return False
+    own = {stmt.func.name for stmt in text.body if isinstance(stmt, ir.Define)}
+    for stmt in text.body:
+        if isinstance(stmt, (ir.For, ir.While)):
+            return True
+        if isinstance(stmt, (ir.Do, ir.Assign)) and isinstance(stmt.value, ir.Call) and isinstance(stmt.value.func, ir.Name) and stmt.value.func.id in own:
+            return True
+    return False
 
 
 class _CameTo(msgspec.Struct, frozen=True):
@@ -163,6 +177,23 @@ class _Lint:
 
     def walk_region(self, region: Region) -> None:
         self._try(region.path, region.row, region.function or None)  # no function: the file's own top level captures
+        if not region.function and not self.covered(region):
+            for function in self._callers(region):
+                self._try(region.path, region.row, function)
+
+    def _callers(self, region: Region) -> list[str]:
+        """The functions of the file that mention what the region's statement binds: a callable that captures when it is called."""
+        text = self.reader.by_path(region.path)
+        if text is None:
+            return []
+        bound = {
+            target.id
+            for stmt in text.body
+            if isinstance(stmt, ir.Assign) and stmt.at[0] <= region.row <= stmt.at[2]
+            for target in stmt.targets
+            if isinstance(target, ir.Name)
+        }
+        return [stmt.func.qualname for stmt in text.body if isinstance(stmt, ir.Define) and bound & set(names_in(stmt.func.body))][:3]
 
     def _try(self, path: str, row: int, function: str | None) -> None:
         """One walk; an error of ours costs this walk, is said, and leaves the others."""
