@@ -177,7 +177,7 @@ class _Lint:
 
     def walk_region(self, region: Region) -> None:
         self._try(region.path, region.row, region.function or None)  # no function: the file's own top level captures
-        if not region.function and not self.covered(region):
+        if not region.function:
             for function in self._callers(region):
                 self._try(region.path, region.row, function)
 
