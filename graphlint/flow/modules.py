@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from graphlint import ir
 from graphlint.flow import events as ev
-from graphlint.flow import tensors, torchlib
+from graphlint.flow import tensors
 from graphlint.flow.values import (
     DEFAULT,
     NONE,
@@ -285,6 +285,15 @@ def zero_grad(machine: Machine, params: list[Tensor], args: tuple[Value, ...], w
         machine.write(machine.gradients, id(one.storage), NONE, at, "zero_grad")
 
 
+def run_hooks(machine: Machine, obj: Value, when: str, args: list[Value], at: ir.Span) -> None:
+    """Forward hooks that were registered on this module."""
+    wanted = "register_forward_pre_hook" if when == "pre" else "register_forward_hook"
+    for name, owner, hook in list(machine.hooks):
+        if name == wanted and owner is obj:
+            inputs = machine.items("tuple", args if when == "pre" else args[:-1], at)
+            machine.call(hook, [obj, inputs] if when == "pre" else [obj, inputs, args[-1]], {}, at)
+
+
 def call(machine: Machine, module: External, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
     """Runs a torch module: the call is recorded as its `forward`."""
     if "forward" in module.slots:
@@ -295,9 +304,9 @@ def call(machine: Machine, module: External, args: list[Value], keywords: dict[s
             if isinstance(key, int):
                 value = machine.call(inner, [value], {}, at)
         return value
-    torchlib.run_hooks(machine, module, "pre", args, at)
+    run_hooks(machine, module, "pre", args, at)
     result = machine.outside(f"{module.name}.forward", module, args, keywords, at)
-    torchlib.run_hooks(machine, module, "post", [*args, result], at)
+    run_hooks(machine, module, "post", [*args, result], at)
     return result
 
 
