@@ -263,10 +263,11 @@ class _Lower:
         for part in node.values:
             if isinstance(part, ast.Constant):
                 texts[-1] += str(part.value)
-            elif hasattr(part, "conversion"):
-                values.append(self.expr(part.value))
+            elif hasattr(part, "conversion"):  # a formatted value; of a template string (3.14) too
+                field: Any = part
+                values.append(self.expr(field.value))
                 texts.append("")
-                plain = plain and part.conversion == -1 and part.format_spec is None
+                plain = plain and field.conversion == -1 and field.format_spec is None
         return ir.Format(_at(node), tuple(values), tuple(texts) if plain else ())
 
     TemplateStr = JoinedStr

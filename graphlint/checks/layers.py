@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from graphlint.checks.base import Report, Walk, at, constant, on_device
 from graphlint.flow import events as ev
-from graphlint.flow.torchlib import as_base
+from graphlint.flow.objects import as_base
 from graphlint.flow.values import External, Host, Instance, Value
 
 _NORMS = frozenset(

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from graphlint import ir
+from graphlint.flow import evidence, graphs, hints, names, objects, pylib, torchlib
 from graphlint.flow import events as ev
-from graphlint.flow import evidence, graphs, names, pylib, torchlib
 from graphlint.flow.expressions import Expressions, unresolved
 from graphlint.flow.state import MAX_DEPTH, MAX_ENTRIES, OutOfBudget
 from graphlint.flow.values import (
@@ -235,7 +235,7 @@ class Calls(Expressions):
         if name in ("__name__", "__qualname__"):
             return const(cls.name)
         base = next(iter(cls.outside()), "")
-        if torchlib.is_layer(base):
+        if objects.is_layer(base):
             return Symbol(f"{base}.{name}")
         return Unknown(name)
 
@@ -388,9 +388,9 @@ class Calls(Expressions):
             torchlib.run_hooks(self.machine, obj, "post", [*args, result], at)
             return result
         base = next(iter(obj.cls.outside()), "")
-        if torchlib.is_layer(base):
+        if objects.is_layer(base):
             torchlib.run_hooks(self.machine, obj, "pre", args, at)
-            result = torchlib.base_forward(self.machine, obj, base, args, keywords, at)
+            result = objects.base_forward(self.machine, obj, base, args, keywords, at)
             torchlib.run_hooks(self.machine, obj, "post", [*args, result], at)
             return result
         if base:
@@ -412,7 +412,7 @@ class Calls(Expressions):
         elif cls.dataclass or cls.is_a("typing.NamedTuple"):
             self._dataclass(obj, args, keywords, at)
         elif cls.outside():
-            torchlib.init_base(self.machine, obj, args, keywords, at)
+            objects.init_base(self.machine, obj, args, keywords, at)
         return obj
 
     def _dataclass(self, obj: Instance, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> None:
@@ -564,7 +564,7 @@ class Calls(Expressions):
         """What an annotation promises: a tensor, an object of a project class, a number."""
         if annotation is None:
             return Unknown(name)
-        return torchlib.annotated(self.machine, annotation, module, at, name)
+        return hints.annotated(self.machine, annotation, module, at, name)
 
 
 def _decorator_name(deco: ir.Expr) -> str:

@@ -162,6 +162,7 @@ class ReplayEvent(Event):
     graph: Holder | None
     stream: Value | None
     names: dict[int, dict[Key, Value]] = field(default_factory=dict)
+    guess: bool = False  # one of several graphs, and which was not seen
     alive: frozenset[Storage] | None = None  # at the first replay outside the function that captured: all memory that something still holds
 
 

@@ -151,7 +151,7 @@ def replay(machine: Machine, graph: Value | None, at: ir.Span) -> None:
         locals_.setdefault(id(frame.func), dict(frame.scope.slots))
         frame = frame.parent
     for one in holders[:3] or [None]:  # type: ignore[list-item]
-        machine.happen(ev.ReplayEvent, at, one, machine.streams[-1] if machine.streams else None, locals_, _held(machine, one))
+        machine.happen(ev.ReplayEvent, at, one, machine.streams[-1] if machine.streams else None, locals_, len(holders) > 1, _held(machine, one))
 
 
 def _held(machine: Machine, graph: Holder | None) -> frozenset[Storage] | None:

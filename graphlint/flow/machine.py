@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from graphlint import ir
+from graphlint.flow import contexts, graphs, pylib, torchlib
 from graphlint.flow import events as ev
-from graphlint.flow import graphs, pylib, torchlib
 from graphlint.flow.calls import Calls
 from graphlint.flow.state import BREAK, CONTINUE, MAX_REGION_STEPS, MAX_ROUNDS, NORMAL, RAISE, RETURN, OutOfBudget
 from graphlint.flow.values import (
@@ -314,7 +314,7 @@ class Machine(Calls):
     def _Do(self, node: ir.Do) -> int:
         value = self.eval(node.value)
         if isinstance(value, External) and value.name == "torch.set_grad_enabled":  # not in a `with`: from here on
-            self.grad_mode = torchlib.grad_mode(value)
+            self.grad_mode = contexts.grad_mode(value)
         return NORMAL
 
     def _Return(self, node: ir.Return) -> int:
@@ -824,7 +824,7 @@ class Machine(Calls):
     def with_manager(self, manager: Value, body: Callable[[Value], None], at: ir.Span, whole: ir.Span) -> None:
         """Runs `body` inside a context manager: torch's own, a generator of the project, or a class with `__enter__`."""
         options = [one for one in alternatives(manager) if not (isinstance(one, External) and one.name == "contextlib.nullcontext")] or list(alternatives(manager))
-        manager = options[0] if len(options) == 1 else next((one for one in options if torchlib.captures(one)), options[0])
+        manager = options[0] if len(options) == 1 else next((one for one in options if contexts.captures(one)), options[0])
         if isinstance(manager, Bound) and isinstance(manager.func, Closure) and manager.func.wraps == "pending":
             self._with_generator(manager, body, at)
         elif isinstance(manager, Instance) and manager.cls.find("__enter__"):
@@ -832,7 +832,7 @@ class Machine(Calls):
             body(self.call(enter, [], {}, at))
             self.call(leave, [NONE, NONE, NONE], {}, at)
         else:
-            torchlib.with_external(self, manager, body, at, whole)
+            contexts.with_external(self, manager, body, at, whole)
 
     def _with_generator(self, manager: Bound, body: Callable[[Value], None], at: ir.Span) -> None:
         func = manager.func
