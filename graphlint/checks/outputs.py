@@ -64,7 +64,7 @@ def _kept_twice(capture: ev.Capture, replays: list[ev.ReplayEvent], walk: Walk) 
 def reread_output(walk: Walk) -> Iterator[Report]:
     """A result is kept under a name over the next replay, and used after it as if it were the old one."""
     for capture in captured(walk):
-        replays = walk.replays(capture)
+        replays = [one for one in walk.replays(capture) if not one.guess]
         if len(replays) < 2:
             continue
         for write in _kept_names(capture, replays[0], walk):
