@@ -64,7 +64,7 @@ def _kept_twice(capture: ev.Capture, replays: list[ev.ReplayEvent], walk: Walk) 
 def reread_output(walk: Walk) -> Iterator[Report]:
     """A result is kept under a name over the next replay, and used after it as if it were the old one."""
     for capture in captured(walk):
-        replays = [one for one in walk.replays(capture) if not one.guess]
+        replays = [one for one in walk.replays(capture) if not _one_of_several(one, walk)]
         if len(replays) < 2:
             continue
         for write in _kept_names(capture, replays[0], walk):
@@ -72,6 +72,12 @@ def reread_output(walk: Walk) -> Iterator[Report]:
             if read is not None:
                 yield _kept_over(write, read, capture)
                 break
+
+
+def _one_of_several(replay: ev.ReplayEvent, walk: Walk) -> bool:
+    """Whether it is a replay of one of several graphs, and which was not seen."""
+    beside = (one for one in walk.of(ev.ReplayEvent) if one.at == replay.at and one.frame is replay.frame and abs(one.clock - replay.clock) < 4)
+    return any(one.graph is not replay.graph for one in beside)
 
 
 def _kept_names(capture: ev.Capture, first: ev.ReplayEvent, walk: Walk) -> Iterator[ev.WriteEvent]:

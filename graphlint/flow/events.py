@@ -1,6 +1,7 @@
 """What happened while the flow walked the program, in order: the facts that the checks judge.
 
-An event has a clock (its place in the order of things), a span, the frame it happened in and the capture that was open, if any. Events in a branch that
+An event has a clock (its place in the order of things), a span, the frame it happened in and the capture that was open,
+if any. Events in a branch that
 may not be taken have `sure` False.
 """
 
@@ -13,14 +14,29 @@ from graphlint import ir
 from graphlint.flow.values import Cell, Holder, Key, Value
 
 if TYPE_CHECKING:
-    from graphlint.flow.values import External, Scope, Storage
+    from graphlint.flow.values import Scope, Storage
     from graphlint.link import ClassInfo, Module
 
 
 class Frame:
     """One running function: where it was called from, and what it collects."""
 
-    __slots__ = ("call_at", "depth", "func", "loop_doubt", "loops", "module", "name", "on_yield", "owner", "parent", "receiver", "returns", "scope", "yields")
+    __slots__ = (
+        "call_at",
+        "depth",
+        "func",
+        "loop_doubt",
+        "loops",
+        "module",
+        "name",
+        "on_yield",
+        "owner",
+        "parent",
+        "receiver",
+        "returns",
+        "scope",
+        "yields",
+    )
 
     def __init__(self, parent: Frame | None, name: str, module: Module, scope: Scope, call_at: ir.Span | None) -> None:
         self.parent = parent
@@ -53,7 +69,9 @@ class Capture:
     stream: Value | None = None
     mode: str = "global"
     backward: bool = False  # the backward is captured too
-    stack: tuple[tuple[Frame, ir.Span, int], ...] = ()  # the frames at its begin, innermost first: frame, span in it, loops that surely come here in each round
+    stack: tuple[
+        tuple[Frame, ir.Span, int], ...
+    ] = ()  # the frames at its begin, innermost first: frame, span in it, loops that surely come here in each round
     loop: bool = False  # it was begun in a loop of its own function
     sure: bool = True
     doubt: int = 0  # undecided branches around its begin
@@ -63,6 +81,7 @@ class Capture:
     outer: Capture | None = None  # the capture that was open when it began
     callee: str = ""
     alive: frozenset[Storage] = frozenset()  # of tensors whose autograd graph is alive at its begin
+
 
 @dataclass(slots=True, eq=False)
 class Event:
@@ -75,7 +94,8 @@ class Event:
 
 @dataclass(slots=True, eq=False)
 class CallEvent(Event):
-    """A call of something outside the project; `name` is qualified (`torch.Tensor.item`, `?.item` when the receiver is unknown)."""
+    """A call of something outside the project; `name` is qualified (`torch.Tensor.item`, `?.item` when the receiver is
+    unknown)."""
 
     name: str
     receiver: Value | None
@@ -157,13 +177,16 @@ class InplaceEvent(Event):
 
 @dataclass(slots=True, eq=False)
 class ReplayEvent(Event):
-    """A graph is replayed (`graph` None when it is not known which); `names` are the locals of the frames on the stack, by function."""
+    """A graph is replayed (`graph` None when it is not known which); `names` are the locals of the frames on the stack,
+    by function."""
 
     graph: Holder | None
     stream: Value | None
     names: dict[int, dict[Key, Value]] = field(default_factory=dict)
     guess: bool = False  # one of several graphs, and which was not seen
-    alive: frozenset[Storage] | None = None  # at the first replay outside the function that captured: all memory that something still holds
+    alive: frozenset[Storage] | None = (
+        None  # at the first replay outside the function that captured: all memory that something still holds
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -214,7 +237,8 @@ class MutateEvent(Event):
 
 @dataclass(slots=True, eq=False)
 class MoveEvent(Event):
-    """Parameters or buffers of `owner` get new memory: `.to`, `.half`, `load_state_dict(assign=True)`, `p.data = ...`."""
+    """Parameters or buffers of `owner` get new memory: `.to`, `.half`, `load_state_dict(assign=True)`, `p.data =
+    ...`."""
 
     owner: Value
     storages: tuple[Storage, ...]

@@ -1,4 +1,5 @@
-"""Capture and replay: what opens a region, what closes it, what a replay is, and callables that capture by themselves."""
+"""Capture and replay: what opens a region, what closes it, what a replay is, and callables that capture by
+themselves."""
 
 from __future__ import annotations
 
@@ -34,8 +35,16 @@ from graphlint.flow.values import (
 if TYPE_CHECKING:
     from graphlint.flow.machine import Machine
 
-GRAPH_CLASSES = frozenset({f"torch.{backend}.{name}" for backend in names.BACKENDS for name in ("CUDAGraph", "NPUGraph", "XPUGraph", "MUSAGraph", "HPUGraph", "Graph")})
-CONTEXTS = frozenset({f"torch.{backend}.graph" for backend in names.BACKENDS} | {"warp.ScopedCapture", "wp.ScopedCapture"})
+GRAPH_CLASSES = frozenset(
+    {
+        f"torch.{backend}.{name}"
+        for backend in names.BACKENDS
+        for name in ("CUDAGraph", "NPUGraph", "XPUGraph", "MUSAGraph", "HPUGraph", "Graph")
+    }
+)
+CONTEXTS = frozenset(
+    {f"torch.{backend}.graph" for backend in names.BACKENDS} | {"warp.ScopedCapture", "wp.ScopedCapture"}
+)
 CUDAGRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
@@ -43,13 +52,23 @@ def is_graph_class(name: str) -> bool:
     return name in GRAPH_CLASSES
 
 
-def begin(machine: Machine, kind: str, api: str, at: ir.Span, graph: Holder | None, words: dict[str, Value] | None = None, backward: bool = False) -> ev.Capture:
+def begin(
+    machine: Machine,
+    kind: str,
+    api: str,
+    at: ir.Span,
+    graph: Holder | None,
+    words: dict[str, Value] | None = None,
+    backward: bool = False,
+) -> ev.Capture:
     """Opens a capture here and now."""
     words = words or {}
     mode = words.get("capture_error_mode")
     stream = words.get("stream")
     capture = ev.Capture(kind, api, at, machine.frame, graph, machine.tick())
-    capture.mode = mode.value if isinstance(mode, Host) and isinstance(mode.value, str) else ("global" if mode is None else "?")
+    capture.mode = (
+        mode.value if isinstance(mode, Host) and isinstance(mode.value, str) else ("global" if mode is None else "?")
+    )
     capture.sure = not machine.doubt
     capture.doubt = machine.doubt
     capture.loop = machine.frame.loops > 0
@@ -66,9 +85,13 @@ def begin(machine: Machine, kind: str, api: str, at: ir.Span, graph: Holder | No
     pool = words.get("pool")
     if pool is not None:
         capture.tags.add("pool")
-    capture.memory = next((one for one in alternatives(pool) if isinstance(one, Holder)), None) if pool is not None else None
+    capture.memory = (
+        next((one for one in alternatives(pool) if isinstance(one, Holder)), None) if pool is not None else None
+    )
     if isinstance(graph, External):
-        capture.memory = graph.facts["pool"] = capture.memory or (External("pool", machine.site(at), machine.clock) if pool is None else None)
+        capture.memory = graph.facts["pool"] = capture.memory or (
+            External("pool", machine.site(at), machine.clock) if pool is None else None
+        )
     stack: list[tuple[ev.Frame, ir.Span, int]] = [(machine.frame, at, _sure_loops(machine, machine.frame))]
     while (above := stack[-1][0].parent) is not None and (span := stack[-1][0].call_at) is not None:
         stack.append((above, span, _sure_loops(machine, above)))
@@ -92,7 +115,8 @@ def begin(machine: Machine, kind: str, api: str, at: ir.Span, graph: Holder | No
 
 
 def _sure_loops(machine: Machine, frame: ev.Frame) -> int:
-    """The loops of a frame around this moment; none where a test inside the innermost decides in which rounds it comes here."""
+    """The loops of a frame around this moment; none where a test inside the innermost decides in which rounds it comes
+    here."""
     return frame.loops if machine.doubt <= frame.loop_doubt else 0
 
 
@@ -130,7 +154,18 @@ def is_context(name: str, declared: frozenset[str]) -> bool:
 
 def begin_context(machine: Machine, manager: External, at: ir.Span) -> ev.Capture:
     """`torch.cuda.graph(...)` is entered."""
-    graph = manager.args[0] if manager.args else next((manager.keywords[key] for key in ("cuda_graph", "xpu_graph", "npu_graph", "graph") if key in manager.keywords), None)
+    graph = (
+        manager.args[0]
+        if manager.args
+        else next(
+            (
+                manager.keywords[key]
+                for key in ("cuda_graph", "xpu_graph", "npu_graph", "graph")
+                if key in manager.keywords
+            ),
+            None,
+        )
+    )
     words = dict(manager.keywords)
     for index, name in ((1, "pool"), (2, "stream"), (3, "capture_error_mode")):
         if len(manager.args) > index:
@@ -151,7 +186,15 @@ def replay(machine: Machine, graph: Value | None, at: ir.Span) -> None:
         locals_.setdefault(id(frame.func), dict(frame.scope.slots))
         frame = frame.parent
     for one in holders[:3] or [None]:  # type: ignore[list-item]
-        machine.happen(ev.ReplayEvent, at, one, machine.streams[-1] if machine.streams else None, locals_, len(holders) > 1, _held(machine, one))
+        machine.happen(
+            ev.ReplayEvent,
+            at,
+            one,
+            machine.streams[-1] if machine.streams else None,
+            locals_,
+            len(holders) > 1,
+            _held(machine, one),
+        )
 
 
 def _held(machine: Machine, graph: Holder | None) -> frozenset[Storage] | None:
@@ -165,7 +208,10 @@ def _held(machine: Machine, graph: Holder | None) -> frozenset[Storage] | None:
             return None
         frame = frame.parent
     captures[-1].tags.add("looked")
-    return liveness.tensors_alive(machine.frame, [one for key, one in machine.memo.items() if key[0] in ("class", "made") and isinstance(one, Holder)])
+    return liveness.tensors_alive(
+        machine.frame,
+        [one for key, one in machine.memo.items() if key[0] in ("class", "made") and isinstance(one, Holder)],
+    )
 
 
 def graph_method(machine: Machine, event: ev.CallEvent, graph: External | Instance, name: str) -> Value:
@@ -219,16 +265,28 @@ def graphed_callables(machine: Machine, event: ev.CallEvent, te: bool = False) -
     given = samples.values if several and isinstance(samples, Items) and samples.exact else [samples] * len(targets)
     kwargs = words.get("sample_kwargs")
     made: list[Value] = []
-    named = {str(key): value for key, value in kwargs.slots.items() if key != "*"} if isinstance(kwargs, Mapping) else {}
+    named = (
+        {str(key): value for key, value in kwargs.slots.items() if key != "*"} if isinstance(kwargs, Mapping) else {}
+    )
     rounds = words.get("num_warmup_iters")
     if not (isinstance(rounds, Host) and rounds.value == 0):
-        for one, sample in zip(targets, given, strict=False):  # it warms up by itself: what is made on first use is there when the capture begins
+        for one, sample in zip(
+            targets, given, strict=False
+        ):  # it warms up by itself: what is made on first use is there when the capture begins
             given_here = list(sample.values) if isinstance(sample, Items) and sample.exact else [sample]
             with side_stream(machine, at):
                 machine.call(one, given_here, named, at)
                 run_backward(machine, at)
     for one, sample in zip(targets, given, strict=False):
-        capture = begin(machine, "graphed-callable", event.name, at, External("torch.cuda.CUDAGraph", machine.site(at), machine.tick()), {}, backward=True)
+        capture = begin(
+            machine,
+            "graphed-callable",
+            event.name,
+            at,
+            External("torch.cuda.CUDAGraph", machine.site(at), machine.tick()),
+            {},
+            backward=True,
+        )
         capture.mode = "thread_local" if machine.target >= (2, 14) and "capture_error_mode" in words else "global"
         inputs = list(sample.values) if isinstance(sample, Items) and sample.exact else [sample]
 
@@ -258,7 +316,9 @@ def static_outputs(machine: Machine, result: Value, capture: ev.Capture, at: ir.
         result.storage.via = capture
         return replace(result, grad=True)
     if isinstance(result, Items):
-        return machine.items(result.kind, [static_outputs(machine, one, capture, at) for one in result.values], at, result.exact)
+        return machine.items(
+            result.kind, [static_outputs(machine, one, capture, at) for one in result.values], at, result.exact
+        )
     return result
 
 
@@ -268,7 +328,13 @@ def compiled(machine: Machine, event: ev.CallEvent) -> Value:
     words = {key: value for key, value in event.keywords.items() if key != "model"}
     if target is None or (isinstance(target, Host) and target.kind == "none"):
         return Partial(Symbol("torch.compile"), (), words)
-    facts: dict[str, Any] = {"keywords": words, "calls": 0, "at": event.at, "frame": event.frame, "graphs": uses_graphs(words)}
+    facts: dict[str, Any] = {
+        "keywords": words,
+        "calls": 0,
+        "at": event.at,
+        "frame": event.frame,
+        "graphs": uses_graphs(words),
+    }
     made = Wrapped(target, "compile", facts)
     machine.compiled.append(made)
     return made
@@ -285,14 +351,21 @@ def uses_graphs(words: dict[str, Value]) -> bool:
             return bool(flag.value)
     if isinstance(backend, Host) and isinstance(backend.value, str) and backend.value not in ("inductor", ""):
         return False
-    return any(isinstance(one, Host) and one.value in CUDAGRAPH_MODES for one in (alternatives(mode) if mode is not None else ()))
+    return any(
+        isinstance(one, Host) and one.value in CUDAGRAPH_MODES
+        for one in (alternatives(mode) if mode is not None else ())
+    )
 
 
 def call_compiled(machine: Machine, func: Wrapped, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
     """A compiled callable runs. With CUDA graphs it is a region of its own, whose outputs the next call overwrites."""
     func.facts["calls"] += 1
     event = machine.happen(ev.CallEvent, at, "<compiled>.__call__", func, tuple(args), keywords, UNKNOWN)
-    event.keywords = {**keywords, "<first>": Host("bool", func.facts["calls"] == 1), "<grad>": Host("bool", bool(machine.grad_mode))}
+    event.keywords = {
+        **keywords,
+        "<first>": Host("bool", func.facts["calls"] == 1),
+        "<grad>": Host("bool", bool(machine.grad_mode)),
+    }
     if not func.facts["graphs"] or machine.open:
         result = machine.call(func.func, args, keywords, at)
         event.result = result
@@ -319,13 +392,16 @@ def call_compiled(machine: Machine, func: Wrapped, args: list[Value], keywords: 
 
 
 def fresh_outputs(machine: Machine, result: Value, capture: ev.Capture, at: ir.Span, call: int) -> Value:
-    """The outputs of one compiled call: a value of its own for each call, so that a later call can be seen to overwrite it."""
+    """The outputs of one compiled call: a value of its own for each call, so that a later call can be seen to overwrite
+    it."""
     if isinstance(result, Tensor):
         storage = Storage(machine.site(at), capture, machine.tick())
         storage.via = capture
         return replace(result, storage=storage, device=result.device)
     if isinstance(result, Items):
-        return machine.items(result.kind, [fresh_outputs(machine, one, capture, at, call) for one in result.values], at, result.exact)
+        return machine.items(
+            result.kind, [fresh_outputs(machine, one, capture, at, call) for one in result.values], at, result.exact
+        )
     return result
 
 
@@ -345,11 +421,35 @@ def run_backward(machine: Machine, at: ir.Span) -> None:
         gradients: list[Value] = [machine.tensor(at, "cuda", "float") for _ in range(max(count, 1))]
         machine.enter(machine.method_closure(*found), [context, *gradients], {}, at)
     for name, owner, hook in list(machine.hooks):
-        if name in ("tensor", "register_full_backward_hook", "register_backward_hook", "register_post_accumulate_grad_hook"):
+        if name in (
+            "tensor",
+            "register_full_backward_hook",
+            "register_backward_hook",
+            "register_post_accumulate_grad_hook",
+        ):
             fresh: Value = machine.tensor(at, "cuda", "float")
-            args = [fresh] if name in ("tensor", "register_post_accumulate_grad_hook") else [owner, machine.items("tuple", [fresh], at), machine.items("tuple", [fresh], at)]
+            args = (
+                [fresh]
+                if name in ("tensor", "register_post_accumulate_grad_hook")
+                else [owner, machine.items("tuple", [fresh], at), machine.items("tuple", [fresh], at)]
+            )
             if isinstance(hook, (Closure, Bound, Partial)):
                 machine.call(hook, args, {}, at)
 
 
-__all__ = ["begin", "begin_context", "call_compiled", "call_graphed", "compiled", "end", "graph_method", "graphed_callables", "in_capture", "is_context", "is_graph_class", "replay", "run_backward", "uses_graphs"]
+__all__ = [
+    "begin",
+    "begin_context",
+    "call_compiled",
+    "call_graphed",
+    "compiled",
+    "end",
+    "graph_method",
+    "graphed_callables",
+    "in_capture",
+    "is_context",
+    "is_graph_class",
+    "replay",
+    "run_backward",
+    "uses_graphs",
+]
