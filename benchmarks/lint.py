@@ -1,9 +1,13 @@
-"""How long a lint takes beside its peers, in one run: process time (user + system) of whole commands, and the ratio to graphlint's cold run.
+"""How long a lint takes beside its peers, in one run: process time (user + system) of whole commands, and the ratio to
+graphlint's cold run.
 
     python benchmarks/lint.py FOLDER... [--torchfix 120] [--runs 3] [--json results.json]
 
-Peers that are not installed are left out. TorchFix pins an older libcst than graphlint needs: install it in an environment of its own and name its command in TORCHFIX. ruff is no rival in kind (one file at a time, no idea of a capture); it says what a fast linter
-costs on this machine. TorchFix parses with libcst, so it gets a time limit: at the limit its figure is a lower bound. Every command is run once before it is timed, the cold ones
+Peers that are not installed are left out. TorchFix pins an older libcst than graphlint needs: install it in an
+environment of its own and name its command in TORCHFIX. ruff is no rival in kind (one file at a time, no idea of a
+capture); it says what a fast linter
+costs on this machine. TorchFix parses with libcst, so it gets a time limit: at the limit its figure is a lower bound.
+Every command is run once before it is timed, the cold ones
 without any cache of their own.
 """
 
@@ -29,7 +33,9 @@ def seconds(command: list[str], limit: float | None = None) -> tuple[float, bool
     try:
         subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
-        return float(limit or 0), False  # what its own workers have used by then nobody tells; the time on the clock is less than that
+        return float(
+            limit or 0
+        ), False  # what its own workers have used by then nobody tells; the time on the clock is less than that
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, True
 
@@ -73,9 +79,30 @@ def main(folders: tuple[Path, ...], runs: int, torchfix: float, output: Path | N
                 base = base or median
                 bound = "" if all(ended for _, ended in times) else "more than "
                 click.echo(f"  {name:32s} {bound}{median:8.2f} s   {bound}{median / base:7.2f} x graphlint cold")
-                kept.append({"folder": folder.name, "files": len(files), "lines": lines, "tool": name, "seconds": round(median, 3), "ratio": round(median / base, 3), "lower_bound": bool(bound)})
+                kept.append(
+                    {
+                        "folder": folder.name,
+                        "files": len(files),
+                        "lines": lines,
+                        "tool": name,
+                        "seconds": round(median, 3),
+                        "ratio": round(median / base, 3),
+                        "lower_bound": bool(bound),
+                    }
+                )
     if output:
-        output.write_text(json.dumps({"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count(), "rows": kept}, indent=1) + "\n")
+        output.write_text(
+            json.dumps(
+                {
+                    "python": platform.python_version(),
+                    "machine": platform.machine(),
+                    "cores": os.cpu_count(),
+                    "rows": kept,
+                },
+                indent=1,
+            )
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

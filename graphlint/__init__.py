@@ -89,7 +89,7 @@ _LAZY |= dict.fromkeys(
     "graphlint.runtime.errors",
 )
 
-__all__ = ["__version__", *sorted(_LAZY)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_LAZY)]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """The engine on one screen: sources -> regions -> walks -> checks -> findings.
 
-Walks begin at the programs' own entries: files that run something when run. Every region that no such walk captured is walked from the function around
+Walks begin at the programs' own entries: files that run something when run. Every region that no such walk captured is
+walked from the function around
 it, with made-up arguments. What no walk could resolve is listed, never taken for clean.
 """
 
@@ -100,18 +101,30 @@ def find_regions(sources: Sources, reader: Reader, project: Project, settings: C
 
 
 def _near(sources: Sources, found: Iterable[Region]) -> set[str]:
-    """The files with regions that are linted, or may reach what is: their text, or that of a file they mention, names a linted module."""
+    """The files with regions that are linted, or may reach what is: their text, or that of a file they mention, names a
+    linted module."""
     near = {region.path for region in found if sources.is_linted(region.path)}
     others = {region.path for region in found} - near
     if not others:
         return near
-    stems = {source.module.rpartition(".")[2] for source in sources.linted if source.module} - {"__init__", "main", "utils"}
+    stems = {source.module.rpartition(".")[2] for source in sources.linted if source.module} - {
+        "__init__",
+        "main",
+        "utils",
+    }
     if len(stems) > 200:
         return near | others
-    bridges = {source.module.rpartition(".")[2] for source in sources.context if any(stem in source.text for stem in stems)} if len(sources.context) < 4000 else set()
+    bridges = (
+        {source.module.rpartition(".")[2] for source in sources.context if any(stem in source.text for stem in stems)}
+        if len(sources.context) < 4000
+        else set()
+    )
     for path in others:
         source = sources.by_path(path)
-        if source is not None and any(re.search(rf"import.*\b{re.escape(stem)}\b|\b{re.escape(stem)} import", source.text) for stem in stems | bridges):
+        if source is not None and any(
+            re.search(rf"import.*\b{re.escape(stem)}\b|\b{re.escape(stem)} import", source.text)
+            for stem in stems | bridges
+        ):
             near.add(path)
     return near
 
@@ -120,7 +133,11 @@ def _entries(sources: Sources, reader: Reader, found: Iterable[Region]) -> list[
     """Files to walk from the top: they hold a region, or import a module that holds one, and run something."""
     holding = {region.path for region in found}
     stems = {region.module.rpartition(".")[2] for region in found} - {"", "__init__", "main", "utils"}
-    imports = re.compile(rf"^\s*(?:from|import)\b.*\b(?:{'|'.join(map(re.escape, sorted(stems)))})\b", re.M) if stems else None
+    imports = (
+        re.compile(rf"^\s*(?:from|import)\b.*\b(?:{'|'.join(map(re.escape, sorted(stems)))})\b", re.M)
+        if stems
+        else None
+    )
     entries = []
     for source in sources:
         if source.path in holding:
@@ -139,7 +156,12 @@ def _runs(text: ir.Summary | None) -> bool:
     for stmt in text.body:
         if isinstance(stmt, (ir.For, ir.While)):
             return True
-        if isinstance(stmt, (ir.Do, ir.Assign)) and isinstance(stmt.value, ir.Call) and isinstance(stmt.value.func, ir.Name) and stmt.value.func.id in own:
+        if (
+            isinstance(stmt, (ir.Do, ir.Assign))
+            and isinstance(stmt.value, ir.Call)
+            and isinstance(stmt.value.func, ir.Name)
+            and stmt.value.func.id in own
+        ):
             return True
     return False
 
@@ -161,7 +183,9 @@ class _Lint:
         self.settings = settings
         self.regions: dict[tuple[str, ir.Span], Region] = {}
         for region in found:
-            self.regions[region.path, region.call.at if region.callables and region.call is not None else region.stmt.at] = region
+            self.regions[
+                region.path, region.call.at if region.callables and region.call is not None else region.stmt.at
+            ] = region
         self.tried: set[tuple[str, str | None]] = set()
         self.book = rulebook.load()
         self.memo = Memo(sources, reader, settings)
@@ -182,7 +206,8 @@ class _Lint:
                 self._try(region.path, region.row, function)
 
     def _callers(self, region: Region) -> list[str]:
-        """The functions of the file that mention what the region's statement binds: a callable that captures when it is called."""
+        """The functions of the file that mention what the region's statement binds: a callable that captures when it is
+        called."""
         text = self.reader.by_path(region.path)
         if text is None:
             return []
@@ -193,7 +218,11 @@ class _Lint:
             for target in stmt.targets
             if isinstance(target, ir.Name)
         }
-        return [stmt.func.qualname for stmt in text.body if isinstance(stmt, ir.Define) and bound & set(names_in(stmt.func.body))][:3]
+        return [
+            stmt.func.qualname
+            for stmt in text.body
+            if isinstance(stmt, ir.Define) and bound & set(names_in(stmt.func.body))
+        ][:3]
 
     def _try(self, path: str, row: int, function: str | None) -> None:
         """One walk; an error of ours costs this walk, is said, and leaves the others."""
@@ -252,7 +281,11 @@ class _Lint:
     # -- reports -> findings
 
     def _keep(self, finding: Finding) -> None:
-        key = (finding.at, finding.code, finding.region)  # a suppression on one region's way leaves the others; pipeline joins what is left
+        key = (
+            finding.at,
+            finding.code,
+            finding.region,
+        )  # a suppression on one region's way leaves the others; pipeline joins what is left
         known = self.findings.get(key)
         if known is None or len(finding.trace) < len(known.trace):
             self.findings[key] = finding
@@ -321,7 +354,12 @@ def trace(frame: ev.Frame, capture: ev.Capture | None) -> Iterator[Step]:
     """The calls that lead from the capture to the frame, outermost first."""
     steps: list[Step] = []
     here: ev.Frame | None = frame
-    while here is not None and here.call_at is not None and here.parent is not None and (capture is None or here is not capture.frame):
+    while (
+        here is not None
+        and here.call_at is not None
+        and here.parent is not None
+        and (capture is None or here is not capture.frame)
+    ):
         steps.append(Step(here.parent.module.path, here.call_at[0], here.name))
         here = here.parent
     if capture is not None and here is not capture.frame and capture.kind not in ("compile", "capture-safe"):

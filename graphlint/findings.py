@@ -75,7 +75,8 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Something graphlint could not do (a file it could not read); makes the exit code 2. `message` is one clear line."""
+    """Something graphlint could not do (a file it could not read); makes the exit code 2. `message` is one clear
+    line."""
 
     filename: str
     row: int
@@ -85,7 +86,8 @@ class Problem(msgspec.Struct, frozen=True):
 class RegionInfo(msgspec.Struct, frozen=True):
     """One capture region for `graphlint regions`.
 
-    `kind` is what captures (`graph`, `manual`, `graphed-callable`, `compile`, `wrapper`, ...), `api` the spelling (`torch.cuda.graph`), `captured` what is
+    `kind` is what captures (`graph`, `manual`, `graphed-callable`, `compile`, `wrapper`, ...), `api` the spelling
+    (`torch.cuda.graph`), `captured` what is
     captured as a short text, `resolved` whether everything that the region calls was found.
     """
 

@@ -1,10 +1,12 @@
 """The nouns of a program as graphlint sees it: statements, expressions, functions, classes, one `Summary` per file.
 
-No syntax tree lives beyond `summary.py`. Everything here is a frozen msgspec struct of strings, numbers and tuples with a
+No syntax tree lives beyond `summary.py`. Everything here is a frozen msgspec struct of strings, numbers and tuples with
+a
 position on each, so a summary compares, pickles and travels through the cache for free. A `Span` counts rows from 1 and
 columns from 0 in UTF-8 bytes, as Python's own parser does; `findings.py` has the columns that people see.
 
-The statements keep their order and nesting on purpose: what is refilled before a replay, rebound after a capture or kept
+The statements keep their order and nesting on purpose: what is refilled before a replay, rebound after a capture or
+kept
 across two replays is a question of order, and what the backward pass runs is a question of who registered what.
 """
 
@@ -33,123 +35,124 @@ class Name(Node, frozen=True, array_like=True, tag="n"):
 class Const(Node, frozen=True, array_like=True, tag="c"):
     """A literal; bytes, complex numbers, big integers and Ellipsis are kept as their text with `kind` saying so."""
 
-    value: Union[None, bool, int, float, str]
+    value: bool | int | float | str | None
     kind: str = ""
 
 
 class Attr(Node, frozen=True, array_like=True, tag="a"):
-    obj: "Expr"
+    obj: Expr
     name: str
 
 
 class Keyword(msgspec.Struct, frozen=True, array_like=True):
     """One `name=value` of a call; `name` is None for `**value`."""
 
-    name: Union[str, None]
-    value: "Expr"
+    name: str | None
+    value: Expr
 
 
 class Call(Node, frozen=True, array_like=True, tag="k"):
-    func: "Expr"
-    args: "tuple[Expr, ...]"
+    func: Expr
+    args: tuple[Expr, ...]
     keywords: tuple[Keyword, ...] = ()
 
 
 class Subscript(Node, frozen=True, array_like=True, tag="s"):
-    obj: "Expr"
-    index: "Expr"
+    obj: Expr
+    index: Expr
 
 
 class Slice(Node, frozen=True, array_like=True, tag="sl"):
-    low: "Union[Expr, None]" = None
-    high: "Union[Expr, None]" = None
-    step: "Union[Expr, None]" = None
+    low: Expr | None = None
+    high: Expr | None = None
+    step: Expr | None = None
 
 
 class Binary(Node, frozen=True, array_like=True, tag="b"):
     op: str
-    left: "Expr"
-    right: "Expr"
+    left: Expr
+    right: Expr
 
 
 class Unary(Node, frozen=True, array_like=True, tag="u"):
     op: str
-    operand: "Expr"
+    operand: Expr
 
 
 class Bool(Node, frozen=True, array_like=True, tag="bo"):
     op: str
-    values: "tuple[Expr, ...]"
+    values: tuple[Expr, ...]
 
 
 class Compare(Node, frozen=True, array_like=True, tag="cm"):
-    left: "Expr"
+    left: Expr
     ops: tuple[str, ...]
-    rights: "tuple[Expr, ...]"
+    rights: tuple[Expr, ...]
 
 
 class IfElse(Node, frozen=True, array_like=True, tag="ie"):
-    test: "Expr"
-    body: "Expr"
-    orelse: "Expr"
+    test: Expr
+    body: Expr
+    orelse: Expr
 
 
 class Lambda(Node, frozen=True, array_like=True, tag="l"):
-    func: "Function"
+    func: Function
 
 
 class Sequence(Node, frozen=True, array_like=True, tag="q"):
     """A tuple, list or set display; `kind` says which."""
 
     kind: str
-    items: "tuple[Expr, ...]"
+    items: tuple[Expr, ...]
 
 
 class DictDisplay(Node, frozen=True, array_like=True, tag="d"):
     """A dict display; a key of None spreads its value (`**value`)."""
 
-    keys: "tuple[Union[Expr, None], ...]"
-    values: "tuple[Expr, ...]"
+    keys: tuple[Expr | None, ...]
+    values: tuple[Expr, ...]
 
 
 class Loop(msgspec.Struct, frozen=True, array_like=True):
     """One `for target in source if conditions` of a comprehension."""
 
-    target: "Expr"
-    source: "Expr"
-    conditions: "tuple[Expr, ...]"
+    target: Expr
+    source: Expr
+    conditions: tuple[Expr, ...]
 
 
 class Comprehension(Node, frozen=True, array_like=True, tag="co"):
     kind: str  # list, set, dict, generator
-    item: "Expr"
-    value: "Union[Expr, None]"
+    item: Expr
+    value: Expr | None
     loops: tuple[Loop, ...]
 
 
 class Format(Node, frozen=True, array_like=True, tag="f"):
-    """An f-string: the values that are formatted, and the texts around them (none where a value is formatted otherwise than by `str`)."""
+    """An f-string: the values that are formatted, and the texts around them (none where a value is formatted otherwise
+    than by `str`)."""
 
-    values: "tuple[Expr, ...]"
+    values: tuple[Expr, ...]
     texts: tuple[str, ...] = ()
 
 
 class Star(Node, frozen=True, array_like=True, tag="st"):
-    value: "Expr"
+    value: Expr
 
 
 class Await(Node, frozen=True, array_like=True, tag="aw"):
-    value: "Expr"
+    value: Expr
 
 
 class Yield(Node, frozen=True, array_like=True, tag="y"):
-    value: "Union[Expr, None]"
+    value: Expr | None
     spread: bool = False  # `yield from`
 
 
 class Walrus(Node, frozen=True, array_like=True, tag="w"):
-    target: "Expr"
-    value: "Expr"
+    target: Expr
+    value: Expr
 
 
 Expr = Union[
@@ -182,8 +185,8 @@ class Assign(Node, frozen=True, array_like=True, tag="A"):
     """`targets = value`; an annotated name without a value has `value` None."""
 
     targets: tuple[Expr, ...]
-    value: Union[Expr, None]
-    annotation: Union[Expr, None] = None
+    value: Expr | None
+    annotation: Expr | None = None
 
 
 class AugAssign(Node, frozen=True, array_like=True, tag="G"):
@@ -200,59 +203,59 @@ class Do(Node, frozen=True, array_like=True, tag="D"):
 
 class If(Node, frozen=True, array_like=True, tag="I"):
     test: Expr
-    body: "tuple[Stmt, ...]"
-    orelse: "tuple[Stmt, ...]" = ()
+    body: tuple[Stmt, ...]
+    orelse: tuple[Stmt, ...] = ()
 
 
 class While(Node, frozen=True, array_like=True, tag="W"):
     test: Expr
-    body: "tuple[Stmt, ...]"
-    orelse: "tuple[Stmt, ...]" = ()
+    body: tuple[Stmt, ...]
+    orelse: tuple[Stmt, ...] = ()
 
 
 class For(Node, frozen=True, array_like=True, tag="F"):
     target: Expr
     source: Expr
-    body: "tuple[Stmt, ...]"
-    orelse: "tuple[Stmt, ...]" = ()
+    body: tuple[Stmt, ...]
+    orelse: tuple[Stmt, ...] = ()
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True):
     """One context manager of a `with`, and the name it is bound to."""
 
     context: Expr
-    target: Union[Expr, None] = None
+    target: Expr | None = None
 
 
 class With(Node, frozen=True, array_like=True, tag="H"):
     items: tuple[Item, ...]
-    body: "tuple[Stmt, ...]"
+    body: tuple[Stmt, ...]
 
 
 class Return(Node, frozen=True, array_like=True, tag="R"):
-    value: Union[Expr, None] = None
+    value: Expr | None = None
 
 
 class Raise(Node, frozen=True, array_like=True, tag="X"):
-    value: Union[Expr, None] = None
+    value: Expr | None = None
 
 
 class Handler(msgspec.Struct, frozen=True, array_like=True):
-    type: Union[Expr, None]
-    name: Union[str, None]
-    body: "tuple[Stmt, ...]"
+    type: Expr | None
+    name: str | None
+    body: tuple[Stmt, ...]
 
 
 class Try(Node, frozen=True, array_like=True, tag="T"):
-    body: "tuple[Stmt, ...]"
+    body: tuple[Stmt, ...]
     handlers: tuple[Handler, ...]
-    orelse: "tuple[Stmt, ...]" = ()
-    final: "tuple[Stmt, ...]" = ()
+    orelse: tuple[Stmt, ...] = ()
+    final: tuple[Stmt, ...] = ()
 
 
 class Assert(Node, frozen=True, array_like=True, tag="S"):
     test: Expr
-    message: Union[Expr, None] = None
+    message: Expr | None = None
 
 
 class Delete(Node, frozen=True, array_like=True, tag="E"):
@@ -283,8 +286,8 @@ class Case(msgspec.Struct, frozen=True, array_like=True):
 
     binds: tuple[str, ...]
     wild: bool
-    guard: Union[Expr, None]
-    body: "tuple[Stmt, ...]"
+    guard: Expr | None
+    body: tuple[Stmt, ...]
 
 
 class Match(Node, frozen=True, array_like=True, tag="V"):
@@ -299,11 +302,11 @@ class Jump(Node, frozen=True, array_like=True, tag="J"):
 
 
 class Define(Node, frozen=True, array_like=True, tag="U"):
-    func: "Function"
+    func: Function
 
 
 class DefineClass(Node, frozen=True, array_like=True, tag="C"):
-    cls: "Class"
+    cls: Class
 
 
 Stmt = Union[
@@ -335,8 +338,8 @@ class Param(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     kind: str = "pos"
-    default: Union[Expr, None] = None
-    annotation: Union[Expr, None] = None
+    default: Expr | None = None
+    annotation: Expr | None = None
 
 
 class Function(msgspec.Struct, frozen=True, array_like=True):
@@ -348,7 +351,7 @@ class Function(msgspec.Struct, frozen=True, array_like=True):
     params: tuple[Param, ...]
     body: tuple[Stmt, ...]
     decorators: tuple[Expr, ...] = ()
-    returns: Union[Expr, None] = None
+    returns: Expr | None = None
     is_async: bool = False
     is_generator: bool = False
     bound_names: tuple[str, ...] = ()  # names the body binds: locals, unless declared global or nonlocal

@@ -1,7 +1,9 @@
 """Names across files: modules, classes and what an import means.
 
-`Project` answers by demand: a module is read when something asks for a name in it, never before. A module that is not in the
-project is a `Symbol`: `torch.cuda.graph` stays a qualified name. What a name means is settled lazily by the flow, which runs
+`Project` answers by demand: a module is read when something asks for a name in it, never before. A module that is not
+in the
+project is a `Symbol`: `torch.cuda.graph` stays a qualified name. What a name means is settled lazily by the flow, which
+runs
 the one statement that binds it; here stands only where that statement is.
 """
 
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
     from graphlint.flow.values import Scope, Value
 
 # Never read as project code, even where it lies beside it: their meaning is built in.
-KNOWN_OUTSIDE = frozenset({"torch", "numpy", "math", "random", "time", "os", "sys", "logging", "functools", "contextlib"})
+KNOWN_OUTSIDE = frozenset(
+    {"torch", "numpy", "math", "random", "time", "os", "sys", "logging", "functools", "contextlib"}
+)
 
 
 class Reader(Protocol):
@@ -125,7 +129,8 @@ def target_names(target: ir.Expr) -> Iterator[str]:
 
 
 class ClassInfo:
-    """A class of the project: its methods and class attributes by name, and its bases once the flow has resolved them."""
+    """A class of the project: its methods and class attributes by name, and its bases once the flow has resolved
+    them."""
 
     def __init__(self, cls: ir.Class, module: Module, scope: Scope) -> None:
         self.cls = cls
@@ -141,7 +146,9 @@ class ClassInfo:
         for stmt in _class_statements(cls.body):
             if isinstance(stmt, ir.Define):
                 # a property's setter shares the name; the getter is what reading runs
-                if not any(isinstance(deco, ir.Attr) and deco.name in ("setter", "deleter") for deco in stmt.func.decorators):
+                if not any(
+                    isinstance(deco, ir.Attr) and deco.name in ("setter", "deleter") for deco in stmt.func.decorators
+                ):
                     self.methods[stmt.func.name] = stmt.func
                 else:
                     self.methods[stmt.func.name + ".setter"] = stmt.func
@@ -194,7 +201,10 @@ class ClassInfo:
     @property
     def is_module(self) -> bool:
         """Whether it is a `torch.nn.Module`, or of a class outside whose name says so."""
-        return any(name == "torch.nn.Module" or name.startswith("torch.nn.") or name.endswith("Module") for name in self.outside())
+        return any(
+            name == "torch.nn.Module" or name.startswith("torch.nn.") or name.endswith("Module")
+            for name in self.outside()
+        )
 
     def __repr__(self) -> str:
         return f"ClassInfo({self.name})"

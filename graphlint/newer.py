@@ -1,7 +1,9 @@
 """Files whose syntax is newer than the running Python.
 
-libcst reads them; what this Python's own parser does not know is blanked in place, so that every row and column stays, and the file goes the common way. Blanked are type
-parameters (3.12), `type` statements (3.12), lazy imports (3.15), f-strings with reused quotes (3.12), template strings (3.14) and unparenthesised `except A, B` (3.14): none of them matters to a capture, except
+libcst reads them; what this Python's own parser does not know is blanked in place, so that every row and column stays,
+and the file goes the common way. Blanked are type
+parameters (3.12), `type` statements (3.12), lazy imports (3.15), f-strings with reused quotes (3.12), template strings
+(3.14) and unparenthesised `except A, B` (3.14): none of them matters to a capture, except
 what stands inside such a string, which is lost for that file.
 """
 
@@ -34,7 +36,9 @@ def blank_newer_syntax(text: str) -> str | None:
         return None
     text = _blank_strings(text, module)
     text = _blank_parameters(text)
-    text = _ALIAS.sub(lambda found: f"{found[1]}type{'_' * len(found[2])}{found[3]}", text)  # another name, the same extent
+    text = _ALIAS.sub(
+        lambda found: f"{found[1]}type{'_' * len(found[2])}{found[3]}", text
+    )  # another name, the same extent
     text = _LAZY.sub(r"\1pass;\2", text)  # as long as before
     return _EXCEPT.sub(_first_exception, text)
 

@@ -61,7 +61,8 @@ class CallFact(msgspec.Struct, frozen=True):
     """One line of a `[calls]` table: which call, and why it matters.
 
     `name` is the qualified name; `args` the positional patterns (`None` when any arguments match, `"_"` for any one
-    value, `"Tensor"` for a tensor, `"..."` for the rest, else a literal); `keywords` the wanted literals. The fact holds
+    value, `"Tensor"` for a tensor, `"..."` for the rest, else a literal); `keywords` the wanted literals. The fact
+    holds
     for torch releases from `from_` up to and including `until` ("2.10").
     """
 

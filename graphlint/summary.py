@@ -251,10 +251,7 @@ class _Lower:
 
     def _comprehension(self, node: Any, kind: str, item: ast.expr, value: ast.expr | None = None) -> ir.Expr:
         loops = tuple(
-            [
-                ir.Loop(self.expr(loop.target), self.expr(loop.iter), self.exprs(loop.ifs))
-                for loop in node.generators
-            ]
+            [ir.Loop(self.expr(loop.target), self.expr(loop.iter), self.exprs(loop.ifs)) for loop in node.generators]
         )
         return ir.Comprehension(_at(node), kind, self.expr(item), self.maybe(value), loops)
 
@@ -373,9 +370,7 @@ class _Lower:
             name = alias.asname or alias.name.split(".")[0]
             if self.bound:
                 self.bound[-1].add(name)
-            # `import a.b` binds `a`; `import a.b as c` binds the submodule itself
-            module = alias.name if alias.asname else alias.name
-            made.append(ir.Import(_at(node), module, "", name))
+            made.append(ir.Import(_at(node), alias.name, "", name))
         return made
 
     def ImportFrom(self, node: ast.ImportFrom) -> list[ir.Stmt]:
@@ -456,10 +451,12 @@ class _Lower:
     def _params(self, args: ast.arguments) -> tuple[ir.Param, ...]:
         positional = [*args.posonlyargs, *args.args]
         defaults: list[ast.expr | None] = [None] * (len(positional) - len(args.defaults)) + list(args.defaults)
-        made = [self._param(arg, "pos", default) for arg, default in zip(positional, defaults)]
+        made = [self._param(arg, "pos", default) for arg, default in zip(positional, defaults, strict=True)]
         if args.vararg:
             made.append(self._param(args.vararg, "*", None))
-        made += [self._param(arg, "kw", default) for arg, default in zip(args.kwonlyargs, args.kw_defaults)]
+        made += [
+            self._param(arg, "kw", default) for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True)
+        ]
         if args.kwarg:
             made.append(self._param(args.kwarg, "**", None))
         return tuple(made)

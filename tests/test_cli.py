@@ -219,7 +219,9 @@ def test_only_what_concerns_the_named_files_is_reported(run: Any, tmp_path: Path
     assert [row["filename"] for row in json.loads(run("a.py", "--output-format", "json").stdout)] == ["b.py", "c.py"]
 
 
-def test_a_broken_file_elsewhere_is_not_this_runs_failure(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_file_elsewhere_is_not_this_runs_failure(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def engine(sources: Sources, settings: Config) -> LintResult:
         return LintResult((), problems=(Problem("b.py", 1, "syntax error: invalid syntax"),))
 

@@ -34,13 +34,24 @@ def judged(fixture: Fixture, folder: Path) -> tuple[list[str], list[str]]:
     extra, hit = [], set()
     for one in found:
         file = one.at.filename.replace("\\", "/").rpartition("/")[2]
-        mark = next((spots[file, row] for row in range(one.at.row, max(one.at.end_row, one.at.row) + 1) if (file, row) in spots), None)
+        mark = next(
+            (
+                spots[file, row]
+                for row in range(one.at.row, max(one.at.end_row, one.at.row) + 1)
+                if (file, row) in spots
+            ),
+            None,
+        )
         if mark is None or one.name not in mark.rules:
             extra.append(f"{file}:{one.at.row} {one.name}")
         else:
             hit.add(one.name)
             hit.add((mark.file, mark.row))
-    missed = [f"{mark.file}:{mark.row} {mark.rules}" for mark in fixture.marks if mark.main and (mark.file, mark.row) not in hit and not set(mark.rules) & hit]
+    missed = [
+        f"{mark.file}:{mark.row} {mark.rules}"
+        for mark in fixture.marks
+        if mark.main and (mark.file, mark.row) not in hit and not set(mark.rules) & hit
+    ]
     return missed, extra
 
 
@@ -55,4 +66,3 @@ def test_the_right_programs_are_as_many_as_the_wrong_ones() -> None:
     right = [one for one in FIXTURES if one.outcome == "ok"]
     assert len(FIXTURES) >= 120
     assert len(right) * 2 >= len(FIXTURES) - 4
-

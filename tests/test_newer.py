@@ -9,7 +9,7 @@ import pytest
 
 from graphlint import newer, summary
 
-NEWER = '''import torch
+NEWER = """import torch
 type Pair[T] = tuple[T, T]
 class Box[T: int]:
     def get[U](self, x: U) -> U:
@@ -18,7 +18,7 @@ class Box[T: int]:
         except ValueError, TypeError:
             y = 0
         return f"{self.names["a"]} {y}"
-'''
+"""
 
 
 def test_what_stays_keeps_its_rows_and_columns() -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from graphlint import ir
-from graphlint.flow import evidence, graphs, hints, names, objects, pylib, torchlib
 from graphlint.flow import events as ev
+from graphlint.flow import evidence, graphs, hints, names, objects, pylib, torchlib
 from graphlint.flow.expressions import Expressions, unresolved
 from graphlint.flow.state import MAX_DEPTH, MAX_ENTRIES, OutOfBudget
 from graphlint.flow.values import (
@@ -141,7 +141,8 @@ class Calls(Expressions):
         return next((one for one in holders if isinstance(one, Holder) and name in one.slots), None)
 
     def missing_attribute(self, obj: Instance, name: str, at: ir.Span) -> Value:
-        """An attribute nobody has set yet on the walked path: its class may set it in another method, or annotate it."""
+        """An attribute nobody has set yet on the walked path: its class may set it in another method, or annotate
+        it."""
         for cls in obj.cls.mro():
             if isinstance(cls, ClassInfo):
                 for stmt in cls.fields:
@@ -180,7 +181,9 @@ class Calls(Expressions):
     def method_closure(self, func: ir.Function, owner: ClassInfo) -> Closure:
         key = ("method", id(func))
         if key not in self.memo:
-            self.memo[key] = Closure(func, owner.module, owner.scope, owner, self.defaults(func, owner.scope, owner.module))
+            self.memo[key] = Closure(
+                func, owner.module, owner.scope, owner, self.defaults(func, owner.scope, owner.module)
+            )
         found: Closure = self.memo[key]
         return found
 
@@ -257,7 +260,14 @@ class Calls(Expressions):
 
     def closure(self, func: ir.Function, at: ir.Span) -> Closure:
         scope = self.frame.scope
-        return Closure(func, self.frame.module, scope, None, self.defaults(func, scope, self.frame.module), facts={"receiver": self.frame.receiver})
+        return Closure(
+            func,
+            self.frame.module,
+            scope,
+            None,
+            self.defaults(func, scope, self.frame.module),
+            facts={"receiver": self.frame.receiver},
+        )
 
     def decorate(self, value: Value, decorators: Any) -> Value:
         """Applies decorators from the inside out; one that is not understood leaves the function as it is."""
@@ -265,7 +275,9 @@ class Calls(Expressions):
             if _decorator_name(deco) in ("property", "staticmethod", "classmethod"):
                 continue
             if names.is_kernel_decorator(_decorator_name(deco)):
-                return Symbol(f"kernel.{value.func.name}" if isinstance(value, Closure) else "kernel")  # its body is no Python of the host
+                return Symbol(
+                    f"kernel.{value.func.name}" if isinstance(value, Closure) else "kernel"
+                )  # its body is no Python of the host
             func = self.eval(deco) if not isinstance(value, Closure) else self._in_scope(value, deco)
             made = torchlib.decorate(self.machine, func, value, deco.at)
             if made is not None:
@@ -279,7 +291,9 @@ class Calls(Expressions):
     # -- calls
 
     def capture_callables(self, region: Region, at: ir.Span) -> None:
-        if region.kind in ("compile", "graphed-callable") or any(frame is self.frame and span == at for one in self.captures for frame, span, _ in one.stack):
+        if region.kind in ("compile", "graphed-callable") or any(
+            frame is self.frame and span == at for one in self.captures for frame, span, _ in one.stack
+        ):
             return
         callee = self.eval(region.call.func) if region.call is not None else UNKNOWN
         if isinstance(callee, Closure) or (isinstance(callee, Bound) and isinstance(callee.func, Closure)):
@@ -320,7 +334,9 @@ class Calls(Expressions):
             return join(*found)
         return self.unknown_call(func, args, keywords, at)
 
-    def _later(self, found: list[Value], func: Value, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Any:
+    def _later(
+        self, found: list[Value], func: Value, args: list[Value], keywords: dict[str, Value], at: ir.Span
+    ) -> Any:
         def run() -> int:
             found.append(self.call(func, args, keywords, at))
             return 0
@@ -357,7 +373,9 @@ class Calls(Expressions):
         self.miss(at, f"`.{name}` of an unknown value could not be resolved")
         return self.outside(f"?.{name}", receiver, args, keywords, at)
 
-    def outside(self, name: str, receiver: Value | None, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
+    def outside(
+        self, name: str, receiver: Value | None, args: list[Value], keywords: dict[str, Value], at: ir.Span
+    ) -> Value:
         """A call that leaves the project: the library models say what it gives, the checks what it means."""
         self.budget -= 1
         if self.budget < 0:
@@ -365,7 +383,11 @@ class Calls(Expressions):
         event = self.happen(ev.CallEvent, at, name, receiver, tuple(args), keywords, UNKNOWN)
         event.result = torchlib.call(self.machine, event)
         result: Value = event.result
-        if isinstance(result, Host) and "data" in result.marks and not any(mark.startswith(READ) for mark in result.marks):
+        if (
+            isinstance(result, Host)
+            and "data" in result.marks
+            and not any(mark.startswith(READ) for mark in result.marks)
+        ):
             event.result = result = replace(result, marks=result.marks | {f"{READ}{event.clock}"})
         return result
 
@@ -399,7 +421,9 @@ class Calls(Expressions):
 
     # -- classes
 
-    def instantiate(self, cls: ClassInfo, args: list[Value], keywords: dict[str, Value], at: ir.Span, synthetic: bool = False) -> Value:
+    def instantiate(
+        self, cls: ClassInfo, args: list[Value], keywords: dict[str, Value], at: ir.Span, synthetic: bool = False
+    ) -> Value:
         obj = Instance(cls, self.site(at), self.tick(), synthetic)
         return self.init(obj, args, keywords, at)
 
@@ -440,7 +464,8 @@ class Calls(Expressions):
     # -- entering a function
 
     def enter(self, func: Closure, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
-        """Walks a function with these arguments. Cut off by depth, by recursion, and after a few like calls in one capture."""
+        """Walks a function with these arguments. Cut off by depth, by recursion, and after a few like calls in one
+        capture."""
         self.budget -= 2
         special = torchlib.before_enter(self.machine, func, args, keywords, at)
         if special is not None:
@@ -470,7 +495,10 @@ class Calls(Expressions):
         if not self.open and self.whole:
             return None
         capture = self.open[-1].begin if self.open else -1
-        shape = tuple(_print(one) for one in args), tuple((name, _print(one)) for name, one in sorted(keywords.items(), key=lambda item: item[0]))
+        shape = (
+            tuple(_print(one) for one in args),
+            tuple((name, _print(one)) for name, one in sorted(keywords.items(), key=lambda item: item[0])),
+        )
         return ("enter", id(func.func), id(func.scope), capture, shape)
 
     def _frame(self, func: Closure, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> ev.Frame:
@@ -496,7 +524,11 @@ class Calls(Expressions):
         more = left.pop("**", None)
         for param in func.func.params:
             if param.kind == "*":
-                made = self.items("tuple", positional, at) if not spread else self.items("tuple", [*positional, rest], at, exact=False)
+                made = (
+                    self.items("tuple", positional, at)
+                    if not spread
+                    else self.items("tuple", [*positional, rest], at, exact=False)
+                )
                 scope.slots[param.name] = made
                 positional = []
                 continue
@@ -511,7 +543,17 @@ class Calls(Expressions):
                 continue
             scope.slots[param.name] = self._argument(func, param, positional, left, more, spread, rest, at)
 
-    def _argument(self, func: Closure, param: ir.Param, positional: list[Value], left: dict[str, Value], more: Value | None, spread: bool, rest: Value, at: ir.Span) -> Value:  # noqa: E501
+    def _argument(
+        self,
+        func: Closure,
+        param: ir.Param,
+        positional: list[Value],
+        left: dict[str, Value],
+        more: Value | None,
+        spread: bool,
+        rest: Value,
+        at: ir.Span,
+    ) -> Value:
         if param.kind == "pos" and positional:
             value = positional.pop(0)
         elif param.name in left:
@@ -598,4 +640,4 @@ def _print(value: Value) -> Any:
     return type(value).__name__
 
 
-__all__ = ["Calls", "OutOfBudget", "Cell"]
+__all__ = ["Calls", "Cell", "OutOfBudget"]

@@ -35,7 +35,9 @@ def with_external(machine: Machine, manager: Value, body: Body, at: ir.Span, who
     """A context manager from outside the project."""
     if isinstance(manager, Instance) and manager.cls.is_a(*graphs.CONTEXTS):
         kept = manager.slots.get("<arguments>")
-        inner = External(next(base for base in manager.cls.outside() if base in graphs.CONTEXTS), machine.site(at), machine.clock)
+        inner = External(
+            next(base for base in manager.cls.outside() if base in graphs.CONTEXTS), machine.site(at), machine.clock
+        )
         if isinstance(kept, External):
             inner.args, inner.keywords = kept.args, kept.keywords
         manager = inner
@@ -113,7 +115,11 @@ def set_grad(machine: Machine, event: ev.CallEvent) -> Value:
 
 
 def _on_stream(machine: Machine, manager: External, body: Body, at: ir.Span) -> None:
-    stream = manager if manager.name == "torch.cuda.Stream" else (manager.args[0] if manager.args else manager.keywords.get("stream", UNKNOWN))
+    stream = (
+        manager
+        if manager.name == "torch.cuda.Stream"
+        else (manager.args[0] if manager.args else manager.keywords.get("stream", UNKNOWN))
+    )
     if isinstance(stream, Host) and stream.kind == "none":
         body(UNKNOWN)
         return
@@ -167,7 +173,9 @@ def enter_context(machine: Machine, event: ev.CallEvent, stack: External) -> Val
     return manager
 
 
-EXECUTORS = frozenset({"concurrent.futures.ThreadPoolExecutor", "multiprocessing.pool.ThreadPool", "multiprocessing.dummy.Pool"})
+EXECUTORS = frozenset(
+    {"concurrent.futures.ThreadPoolExecutor", "multiprocessing.pool.ThreadPool", "multiprocessing.dummy.Pool"}
+)
 
 
 def wait_for_workers(machine: Machine, pool: External) -> None:

@@ -44,7 +44,8 @@ from graphlint.flow.values import (
 from graphlint.regions.region import Region
 
 _FOLD: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv, "%": operator.mod,
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
+    "%": operator.mod,
     "<<": operator.lshift, ">>": operator.rshift, "|": operator.or_, "&": operator.and_, "^": operator.xor,
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -108,13 +109,24 @@ class Expressions(State):
     def read(self, holder: Holder, key: Any, value: Value, at: ir.Span) -> Value:
         """A value read from a cell: remembers the cell in host values, and tells the checks when a capture reads it."""
         capture = self.open[-1] if self.open else None
-        if capture is not None and holder.born < capture.begin and (isinstance(value, (Host, Tensor, Choice)) or (isinstance(value, Unknown) and holder is capture.frame.scope)):
+        if (
+            capture is not None
+            and holder.born < capture.begin
+            and (
+                isinstance(value, (Host, Tensor, Choice))
+                or (isinstance(value, Unknown) and holder is capture.frame.scope)
+            )
+        ):
             self.happen(ev.ReadEvent, at, Cell(holder, key), value)
         elif capture is None and self.written_in_capture:
             cell = Cell(holder, key)
             if cell in self.written_in_capture:
                 self.happen(ev.ReadEvent, at, cell, value)
-        lasting = not isinstance(holder, Scope) or holder.outer is None or (capture is not None and holder.born < capture.begin)
+        lasting = (
+            not isinstance(holder, Scope)
+            or holder.outer is None
+            or (capture is not None and holder.born < capture.begin)
+        )
         if lasting:
             return self._tag(value, Cell(holder, key))
         return value
@@ -223,7 +235,11 @@ class Expressions(State):
             if isinstance(obj, Mapping) and REST in slots:
                 return self.read(obj, REST, slots[REST], node.at)
             return slots.get(REST, UNKNOWN)
-        values = list(slots.values()) if not isinstance(obj, External) else [v for k, v in slots.items() if isinstance(k, int)]
+        values = (
+            list(slots.values())
+            if not isinstance(obj, External)
+            else [v for k, v in slots.items() if isinstance(k, int)]
+        )
         if isinstance(obj, Mapping) and obj.factory is not None:
             values.append(self.call(obj.factory, [], {}, node.at))
         if not values:
@@ -238,7 +254,11 @@ class Expressions(State):
                 return self.items(obj.kind, obj.values[low.value : high.value], at)  # type: ignore[attr-defined]
             except TypeError:
                 pass
-        return self.items(obj.kind, obj.values, at, exact=False) if obj.slots else self.items(obj.kind, [UNKNOWN], at, exact=False)
+        return (
+            self.items(obj.kind, obj.values, at, exact=False)
+            if obj.slots
+            else self.items(obj.kind, [UNKNOWN], at, exact=False)
+        )
 
     def key(self, index: Value) -> Any:
         """The constant an index stands for, or NO."""
@@ -256,17 +276,24 @@ class Expressions(State):
     def tensor_element(self, obj: Tensor, index: Value, at: ir.Span) -> Value:
         """`tensor[index]`: a view for numbers and slices, a copy for tensors and lists."""
         parts = index.values if isinstance(index, Items) and index.kind == "tuple" else [index]
-        if any(isinstance(part, Tensor) and part.rank != 0 for part in parts) or any(isinstance(part, Items) for part in parts):
+        if any(isinstance(part, Tensor) and part.rank != 0 for part in parts) or any(
+            isinstance(part, Items) for part in parts
+        ):
             return self.tensor(at, obj.device, obj.dtype, None, grad=obj.grad)
         rank = obj.rank
         if rank is not None:
             for part in parts:
                 if isinstance(part, Host) and part.kind == "none":
                     rank += 1
-                elif isinstance(part, Host) and part.kind in ("int", "any") or isinstance(part, Tensor):
+                elif (isinstance(part, Host) and part.kind in ("int", "any")) or isinstance(part, Tensor):
                     rank -= 1
         whole = all(_takes_all(part, obj) for part in parts)
-        return replace(obj, rank=rank if rank is None or rank >= 0 else None, dims=obj.dims if whole and len(parts) == 1 else None, part=obj.part or not whole)
+        return replace(
+            obj,
+            rank=rank if rank is None or rank >= 0 else None,
+            dims=obj.dims if whole and len(parts) == 1 else None,
+            part=obj.part or not whole,
+        )
 
     def _Slice(self, node: ir.Slice) -> Value:
         parts = [self.eval(part) for part in (node.low, node.high, node.step) if part is not None]
@@ -291,20 +318,35 @@ class Expressions(State):
             return result
         if isinstance(left, Host) and isinstance(right, Host):
             return self._arithmetic(op, left, right)
-        if self.open and op not in _COMPARISONS and unresolved(left) != unresolved(right) and isinstance(left if unresolved(right) else right, Host):
-            # in a region, what is unknown and takes a number is a tensor or leads to one: the number is frozen either way
+        if (
+            self.open
+            and op not in _COMPARISONS
+            and unresolved(left) != unresolved(right)
+            and isinstance(left if unresolved(right) else right, Host)
+        ):
+            # in a region, what is unknown and takes a number is a tensor or leads to one: the number is frozen either
+            # way
             result = self.tensor(at, sure=False)
             self.happen(ev.OpEvent, at, op, (left, right), result)
             return result
         if isinstance(left, Items) and isinstance(right, Items) and op == "+" and left.exact and right.exact:
             return self.items(left.kind, left.values + right.values, at)
         if isinstance(left, Items) and op in ("+", "*"):
-            return self.items(left.kind, [*left.values, *(right.values if isinstance(right, Items) else [])] or [UNKNOWN], at, exact=False)
+            return self.items(
+                left.kind,
+                [*left.values, *(right.values if isinstance(right, Items) else [])] or [UNKNOWN],
+                at,
+                exact=False,
+            )
         for one, other, prefix in ((left, right, ""), (right, left, "r")):
             method = f"__{prefix}{_DUNDERS.get(op, '')}__"
             if isinstance(one, Instance) and one.cls.find(method):
                 return self.call(self.attribute(one, method, at), [other], {}, at)
-        if op in ("==", "!=", "<", "<=", ">", ">=") and not isinstance(left, Unknown) and not isinstance(right, Unknown):
+        if (
+            op in ("==", "!=", "<", "<=", ">", ">=")
+            and not isinstance(left, Unknown)
+            and not isinstance(right, Unknown)
+        ):
             return Host("bool")
         return SOMETHING
 
@@ -342,7 +384,12 @@ class Expressions(State):
                     return Host(type(value).__name__, value, origins, marks)
             except Exception:  # a constant expression that Python would refuse as well
                 pass
-        if left.known and right.known and op == "**" and all(isinstance(one.value, (int, float)) and abs(one.value) < 64 for one in (left, right)):
+        if (
+            left.known
+            and right.known
+            and op == "**"
+            and all(isinstance(one.value, (int, float)) and abs(one.value) < 64 for one in (left, right))
+        ):
             try:
                 value = left.value**right.value
                 if isinstance(value, (int, float)):
@@ -428,10 +475,14 @@ class Expressions(State):
     def _asked_for_none(self, node: ir.Compare, result: Value) -> Value:
         """`x is None`: the answer depends on the cell of `x`, whatever stands in it."""
         right = node.rights[0]
-        if node.ops[0] not in ("is", "is not") or not (isinstance(right, ir.Const) and right.value is None and not right.kind) or not isinstance(result, Host):
+        if (
+            node.ops[0] not in ("is", "is not")
+            or not (isinstance(right, ir.Const) and right.value is None and not right.kind)
+            or not isinstance(result, Host)
+        ):
             return result
         found = self.place_of(node.left)
-        if found is None or isinstance(found[0], Scope) and found[0].outer is not None:
+        if found is None or (isinstance(found[0], Scope) and found[0].outer is not None):
             return result
         return replace(result, origins=result.origins | {Cell(*found)}, marks=result.marks | {"none"})
 
@@ -446,8 +497,16 @@ class Expressions(State):
             same = self._identical(left, right)
             origins = self.origins(left) | self.origins(right)
             marks = self.marks(left) & {"env"}
-            return Host("bool", origins=origins, marks=marks) if same is None else Host("bool", same == (op == "is"), origins, marks)
-        if isinstance(left, (Host, Choice)) and isinstance(right, (Host, Choice)) and not any(isinstance(one, Tensor) for one in (*alternatives(left), *alternatives(right))):
+            return (
+                Host("bool", origins=origins, marks=marks)
+                if same is None
+                else Host("bool", same == (op == "is"), origins, marks)
+            )
+        if (
+            isinstance(left, (Host, Choice))
+            and isinstance(right, (Host, Choice))
+            and not any(isinstance(one, Tensor) for one in (*alternatives(left), *alternatives(right)))
+        ):
             lefts, rights = alternatives(left), alternatives(right)
             if len(lefts) * len(rights) > 1:
                 return join(*[self.binary(op, a, b, at) for a in lefts for b in rights])
@@ -464,7 +523,12 @@ class Expressions(State):
             members = list(right.slots) if isinstance(right, Mapping) else [self.key(one) for one in right.values]
             if not members:
                 return Host("bool", op == "not in")
-            if key is not NO and REST not in members and NO not in members and (isinstance(right, Mapping) or right.exact):
+            if (
+                key is not NO
+                and REST not in members
+                and NO not in members
+                and (isinstance(right, Mapping) or right.exact)
+            ):
                 return Host("bool", (key in members) == (op == "in"), self.origins(left), self.marks(left))
         return Host("bool", origins=self.origins(left), marks=self.marks(left))
 
@@ -582,7 +646,7 @@ class Expressions(State):
         source = self.eval(loop.source)
         self.happen(ev.LoopEvent, loop.source.at, source)
         items = self.iterate(source, loop.source.at)
-        exact = isinstance(source, Items) and source.exact or self.counted(source, len(items))
+        exact = (isinstance(source, Items) and source.exact) or self.counted(source, len(items))
         self.frame.loops += 1
         for item in items:
             self.assign(loop.target, item, loop.target.at)
@@ -604,7 +668,11 @@ class Expressions(State):
     @staticmethod
     def counted(source: Value, taken: int) -> bool:
         """Whether `source` is a `range` of which all `taken` numbers were walked."""
-        if not (isinstance(source, External) and source.name == "range" and all(isinstance(one, Host) and isinstance(one.value, int) for one in source.args)):
+        if not (
+            isinstance(source, External)
+            and source.name == "range"
+            and all(isinstance(one, Host) and isinstance(one.value, int) for one in source.args)
+        ):
             return False
         try:
             return len(range(*[one.value for one in source.args])) == taken  # type: ignore[attr-defined]
@@ -660,15 +728,21 @@ def _takes_all(part: Value, obj: Tensor) -> bool:
         if all(_same_each_time(one) for one in part.args):
             return True
         last, length = part.args[-1], obj.dims[0] if obj.dims else None
-        return len(part.args) == 1 and length is not None and isinstance(last, Host) and isinstance(last.value, int) and last.value >= length
+        return (
+            len(part.args) == 1
+            and length is not None
+            and isinstance(last, Host)
+            and isinstance(last.value, int)
+            and last.value >= length
+        )
     return isinstance(part, Host) and part.kind in ("none", "ellipsis")
 
 
 def unresolved(value: Value) -> bool:
     """Whether nothing is known of it."""
-    return isinstance(value, Unknown) or isinstance(value, Bound) and isinstance(value.receiver, Unknown)
+    return isinstance(value, Unknown) or (isinstance(value, Bound) and isinstance(value.receiver, Unknown))
 
 
 BUILTINS = frozenset(dir(__import__("builtins")))
 
-__all__ = ["BUILTINS", "Expressions", "Partial", "Wrapped", "ModuleValue"]
+__all__ = ["BUILTINS", "Expressions", "ModuleValue", "Partial", "Wrapped"]

@@ -79,9 +79,9 @@ def _default_stream(machine: Machine, event: ev.CallEvent) -> Value:
 def _collective(machine: Machine, event: ev.CallEvent) -> Value:
     """A collective gives a handle when it is asynchronous, else nothing."""
     wanted = event.keywords.get("async_op")
-    if event.name.endswith((".isend", ".irecv")) or isinstance(wanted, Host) and wanted.value is True:
+    if event.name.endswith((".isend", ".irecv")) or (isinstance(wanted, Host) and wanted.value is True):
         return External("torch.distributed.Work", machine.site(event.at), machine.tick())
-    return NONE if wanted is None or isinstance(wanted, Host) and wanted.value is False else UNKNOWN
+    return NONE if wanted is None or (isinstance(wanted, Host) and wanted.value is False) else UNKNOWN
 
 
 def _set_stream(machine: Machine, event: ev.CallEvent) -> Value:
@@ -246,8 +246,14 @@ def _tree_map(machine: Machine, event: ev.CallEvent) -> Value:
 
 def _mapped(machine: Machine, func: Value, tree: Value, more: list[Value], at: ir.Span, depth: int) -> Value:
     if isinstance(tree, Items) and depth:
-        others = [one.values if isinstance(one, Items) and len(one.slots) == len(tree.slots) else [UNKNOWN] * len(tree.slots) for one in more]
-        values = [_mapped(machine, func, one, [column[index] for column in others], at, depth - 1) for index, one in enumerate(tree.values)]
+        others = [
+            one.values if isinstance(one, Items) and len(one.slots) == len(tree.slots) else [UNKNOWN] * len(tree.slots)
+            for one in more
+        ]
+        values = [
+            _mapped(machine, func, one, [column[index] for column in others], at, depth - 1)
+            for index, one in enumerate(tree.values)
+        ]
         return machine.items(tree.kind, values, at, tree.exact)
     if isinstance(tree, Mapping) and depth:
         made = Mapping(machine.site(at), machine.tick())
@@ -260,33 +266,50 @@ def _mapped(machine: Machine, func: Value, tree: Value, more: list[Value], at: i
 
 def _foreach_copy(machine: Machine, event: ev.CallEvent) -> Value:
     for one in tensors_in(event.args[0]) if event.args else []:
-        machine.happen(ev.InplaceEvent, event.at, one.storage, "copy_", event.args[1] if len(event.args) > 1 else None, False)
+        machine.happen(
+            ev.InplaceEvent, event.at, one.storage, "copy_", event.args[1] if len(event.args) > 1 else None, False
+        )
     return NONE
 
 
 HANDLERS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
     "torch.cuda.is_available": _true, "torch.cuda.is_initialized": _true, "torch.backends.cuda.is_built": _true,
     "torch.cuda.is_current_stream_capturing": _capturing, "torch.cuda.graphs.is_current_stream_capturing": _capturing,
-    "torch.compiler.is_compiling": _compiling, "torch._dynamo.is_compiling": _compiling, "torch.compiler.is_dynamo_compiling": _compiling,
+    "torch.compiler.is_compiling": _compiling, "torch._dynamo.is_compiling": _compiling,
+    "torch.compiler.is_dynamo_compiling": _compiling,
     "torch.jit.is_scripting": _false, "torch.jit.is_tracing": _false, "torch.onnx.is_in_onnx_export": _false,
-    "torch.device": _device_made, "torch.cuda.current_stream": _current_stream, "torch.cuda.default_stream": _default_stream,
+    "torch.device": _device_made, "torch.cuda.current_stream": _current_stream,
+    "torch.cuda.default_stream": _default_stream,
     **{f"torch.distributed.{name}": _collective for name in names.COLLECTIVES},
-    "torch.cuda.set_stream": _set_stream, "torch.nn.Parameter": _parameter, "torch.nn.Buffer": _parameter, "torch.set_default_device": _default_device,
+    "torch.cuda.set_stream": _set_stream, "torch.nn.Parameter": _parameter, "torch.nn.Buffer": _parameter,
+    "torch.set_default_device": _default_device,
     **stdlib.HANDLERS,
-    "functools.partial": _partial, "functools.wraps": _wraps, "functools.wraps.__call__": _identity, "functools.update_wrapper": _identity,
+    "functools.partial": _partial, "functools.wraps": _wraps, "functools.wraps.__call__": _identity,
+    "functools.update_wrapper": _identity,
     "torch.cuda.make_graphed_callables": _graphed, "transformer_engine.pytorch.make_graphed_callables": _graphed,
-    "torch.compile": graphs.compiled, "graphlint.capture_safe": _guard, "torch.utils.checkpoint.checkpoint": _checkpoint,
-    "logging.getLogger": _logger, "logging.Logger.getChild": _logger, "copy.deepcopy": _deepcopy, "copy.copy": _deepcopy, "collections.deque": _deque, "collections.OrderedDict": _ordered, "collections.defaultdict": _defaultdict,
-    "torch.Tensor.backward": _backward, "torch.autograd.backward": _backward, "torch.autograd.grad": _autograd_grad, "?.backward": _backward,
-    "torch.nn.utils.clip_grad_norm_": _clip, "torch.nn.utils.clip_grad_value_": _clip, "torch.get_device_module": _module_device,
+    "torch.compile": graphs.compiled, "graphlint.capture_safe": _guard,
+    "torch.utils.checkpoint.checkpoint": _checkpoint,
+    "logging.getLogger": _logger, "logging.Logger.getChild": _logger, "copy.deepcopy": _deepcopy,
+    "copy.copy": _deepcopy, "collections.deque": _deque, "collections.OrderedDict": _ordered,
+    "collections.defaultdict": _defaultdict,
+    "torch.Tensor.backward": _backward, "torch.autograd.backward": _backward, "torch.autograd.grad": _autograd_grad,
+    "?.backward": _backward,
+    "torch.nn.utils.clip_grad_norm_": _clip, "torch.nn.utils.clip_grad_value_": _clip,
+    "torch.get_device_module": _module_device,
     "torch.is_tensor": _is_tensor, "torch.utils._pytree.tree_map": _tree_map, "torch._foreach_copy_": _foreach_copy,
     "torch.cuda.synchronize": _nothing, "torch.cuda.set_device": _nothing, "torch.cuda.empty_cache": _nothing,
     "torch.func.functional_call": _apply, "torch.cuda.current_device": lambda machine, event: Host("int"),
-    "torch.no_grad": lambda machine, event: External("torch.no_grad", ("", 0), machine.clock), "torch.inference_mode": objects.made, "torch.set_grad_enabled": contexts.set_grad,
+    "torch.no_grad": lambda machine, event: External("torch.no_grad", ("", 0), machine.clock),
+    "torch.inference_mode": objects.made, "torch.set_grad_enabled": contexts.set_grad,
     "torch.enable_grad": lambda machine, event: External("torch.enable_grad", ("", 0), machine.clock),
-    "torch.no_grad.__call__": _identity, "torch.inference_mode.__call__": _identity, "torch.enable_grad.__call__": _identity, "torch.amp.autocast.__call__": _identity,
+    "torch.no_grad.__call__": _identity, "torch.inference_mode.__call__": _identity,
+    "torch.enable_grad.__call__": _identity, "torch.amp.autocast.__call__": _identity,
     "torch.Generator": objects.made, "typing.cast": lambda machine, event: event.args[-1] if event.args else UNKNOWN,
-    "torch.cuda.graph": objects.made, "torch.cuda.stream": objects.made, "torch.npu.graph": objects.made, "torch.xpu.graph": objects.made, "torch.musa.graph": objects.made, "torch.hpu.graph": objects.made, "torch.mlu.graph": objects.made,
-    "torch.amp.autocast": objects.made, "torch.cuda.graph_pool_handle": objects.made, "torch.nn.utils.vector_to_parameters": _unflattened, "torch.nn.utils.convert_parameters.vector_to_parameters": _unflattened,
+    "torch.cuda.graph": objects.made, "torch.cuda.stream": objects.made, "torch.npu.graph": objects.made,
+    "torch.xpu.graph": objects.made, "torch.musa.graph": objects.made, "torch.hpu.graph": objects.made,
+    "torch.mlu.graph": objects.made,
+    "torch.amp.autocast": objects.made, "torch.cuda.graph_pool_handle": objects.made,
+    "torch.nn.utils.vector_to_parameters": _unflattened,
+    "torch.nn.utils.convert_parameters.vector_to_parameters": _unflattened,
     "torch.npu.stream": objects.made, "torch.xpu.stream": objects.made, "contextlib.nullcontext": objects.made,
 }  # fmt: skip

@@ -33,7 +33,10 @@ def annotated(machine: Machine, annotation: ir.Expr, module: Module, at: ir.Span
     if isinstance(annotation, ir.Const):
         return _from_text(machine, str(annotation.value), module, at, name)
     if isinstance(annotation, ir.Binary) and annotation.op == "|":
-        return join(annotated(machine, annotation.left, module, at, name), annotated(machine, annotation.right, module, at, name))
+        return join(
+            annotated(machine, annotation.left, module, at, name),
+            annotated(machine, annotation.right, module, at, name),
+        )
     if isinstance(annotation, ir.Subscript):
         return _generic(machine, annotation, module, at, name)
     if isinstance(annotation, ir.Const) and annotation.value is None:
@@ -85,7 +88,11 @@ def _from_text(machine: Machine, text: str, module: Module, at: ir.Span, name: s
     parts = text.split(".")
     value = machine.member(module, parts[0])
     for part in parts[1:]:
-        value = machine.attribute(value, part, at) if not isinstance(value, ModuleValue) else machine.member(value.module, part)
+        value = (
+            machine.attribute(value, part, at)
+            if not isinstance(value, ModuleValue)
+            else machine.member(value.module, part)
+        )
     if isinstance(value, ClassValue):
         return machine.made_up(value.cls, at)
     if isinstance(value, Symbol) and modules.is_module_name(value.name) and value.name != "torch.nn.Module":

@@ -1,7 +1,9 @@
 """Statements, scopes and imports: the walk over a program, in the order in which it would run.
 
-One walk begins at a program's own entry (`walk_main`) or, for a region that no entry reaches, at the function around it with made-up arguments
-(`walk_function`). Branches that can't be decided are both walked and joined; loops take two rounds, or their known length up to a few. See
+One walk begins at a program's own entry (`walk_main`) or, for a region that no entry reaches, at the function around it
+with made-up arguments
+(`walk_function`). Branches that can't be decided are both walked and joined; loops take two rounds, or their known
+length up to a few. See
 `state.py` for why it ends.
 """
 
@@ -57,13 +59,25 @@ Narrowing = tuple[tuple[Scope | Holder, Any, Value, Value], ...]
 
 def _only_raises(body: Sequence[ir.Stmt]) -> bool:
     """Whether a block does nothing but raise, after putting its message together."""
-    return bool(body) and isinstance(body[-1], ir.Raise) and all(isinstance(stmt, (ir.Assign, ir.Do)) for stmt in body[:-1])
+    return (
+        bool(body)
+        and isinstance(body[-1], ir.Raise)
+        and all(isinstance(stmt, (ir.Assign, ir.Do)) for stmt in body[:-1])
+    )
 
 
 def _binds_once(node: ir.If) -> bool:
     """`if x is None: x = given`, and else at most a check of it."""
-    plain = len(node.body) == 1 and isinstance(node.body[0], ir.Assign) and isinstance(node.body[0].value, (ir.Name, ir.Attr, ir.Const)) and isinstance(node.body[0].targets[0], ir.Attr)
-    checks = all(isinstance(stmt, ir.Raise) or (isinstance(stmt, ir.If) and _only_raises(stmt.body) and not stmt.orelse) for stmt in node.orelse)
+    plain = (
+        len(node.body) == 1
+        and isinstance(node.body[0], ir.Assign)
+        and isinstance(node.body[0].value, (ir.Name, ir.Attr, ir.Const))
+        and isinstance(node.body[0].targets[0], ir.Attr)
+    )
+    checks = all(
+        isinstance(stmt, ir.Raise) or (isinstance(stmt, ir.If) and _only_raises(stmt.body) and not stmt.orelse)
+        for stmt in node.orelse
+    )
     return plain and checks and isinstance(node.test, ir.Compare) and node.test.ops == ("is",)
 
 
@@ -71,7 +85,8 @@ class Machine(Calls):
     """Walks programs; what happened stands in `events` and `captures`."""
 
     def truth(self, value: Value) -> bool | None:
-        """Whether Python would take it for true; None when that is not known. Inside a region the environment is the default one: checks that a variable switches on are off."""
+        """Whether Python would take it for true; None when that is not known. Inside a region the environment is the
+        default one: checks that a variable switches on are off."""
         if not self.open and any(isinstance(one, Host) and "env" in one.marks for one in alternatives(value)):
             return None
         return super().truth(value)
@@ -97,7 +112,8 @@ class Machine(Calls):
         self._guarded(self._call_unused)
 
     def walk_function(self, module: Module, qualname: str, around: bool = True) -> None:
-        """Runs the function `qualname` of a module with made-up arguments; a method gets a made-up object, whose other methods are walked afterwards."""
+        """Runs the function `qualname` of a module with made-up arguments; a method gets a made-up object, whose other
+        methods are walked afterwards."""
         self.budget = MAX_REGION_STEPS
         self.default_device = DEFAULT  # callers may build under `with torch.device("cuda")`
         scope = self.module_scope(module)
@@ -106,15 +122,23 @@ class Machine(Calls):
         self._guarded(self._call_unused)
 
     def _call_unused(self) -> None:
-        """What was compiled with CUDA graphs and never called is called once, with tensors where its parameters are used as such."""
+        """What was compiled with CUDA graphs and never called is called once, with tensors where its parameters are
+        used as such."""
         for func in list(self.compiled):
             target = func.func
             method = target.cls.find("forward") if isinstance(target, Instance) else None
             closure = self.method_closure(*method) if method else (target.func if isinstance(target, Bound) else target)
             if func.facts.get("graphs") and not func.facts["calls"] and isinstance(closure, Closure):
                 known = self._tensor_parameters(closure)
-                params = [param for param in closure.func.params if param.kind == "pos" and param.name not in ("self", "cls")]
-                args: list[Value] = [self.tensor(_START, "cuda") if param.name in known else self.of_annotation(param.annotation, closure.module, _START, param.name) for param in params]
+                params = [
+                    param for param in closure.func.params if param.kind == "pos" and param.name not in ("self", "cls")
+                ]
+                args: list[Value] = [
+                    self.tensor(_START, "cuda")
+                    if param.name in known
+                    else self.of_annotation(param.annotation, closure.module, _START, param.name)
+                    for param in params
+                ]
                 self.call(func, args, {}, func.facts["at"])
 
     def _guarded(self, run: Callable[[], Any]) -> None:
@@ -130,7 +154,9 @@ class Machine(Calls):
         head = self.member(module, parts[0])
         if isinstance(head, ClassValue) and len(parts) > 1:
             obj = self.made_up(head.cls, _START)
-            if not self._has_captured(qualname):  # the constructor may have called it, at the right moment and with the right arguments
+            if not self._has_captured(
+                qualname
+            ):  # the constructor may have called it, at the right moment and with the right arguments
                 self._call_made_up(self.attribute(obj, parts[1], _START), _START)
             if around and isinstance(obj, Instance):
                 self._lifecycle(obj, parts[1])
@@ -278,11 +304,13 @@ class Machine(Calls):
             if isinstance(one, Tensor):
                 if isinstance(index, Host) and index.kind == "str":
                     continue  # a TensorDict or a batch: the entry is bound to another tensor
-                whole = isinstance(index, External) and not index.args or (isinstance(index, Host) and index.kind == "ellipsis")
+                whole = (isinstance(index, External) and not index.args) or (
+                    isinstance(index, Host) and index.kind == "ellipsis"
+                )
                 self.happen(ev.InplaceEvent, at, one.storage, "[]=", value, one.part or not whole)
             elif isinstance(one, (Items, Mapping, External)):
                 key = self.key(index)
-                if key is NO or isinstance(key, int) and key < 0:
+                if key is NO or (isinstance(key, int) and key < 0):
                     old = one.slots.get(REST)
                     self.write(one, REST, value if old is None else join(old, value), at, how)
                     if isinstance(one, Items):
@@ -302,7 +330,9 @@ class Machine(Calls):
         value = self.eval(node.value)
         for one in alternatives(old):
             if isinstance(one, Tensor):
-                self.happen(ev.InplaceEvent, node.at, one.storage, node.op + "=", value, isinstance(target, ir.Subscript))
+                self.happen(
+                    ev.InplaceEvent, node.at, one.storage, node.op + "=", value, isinstance(target, ir.Subscript)
+                )
                 self.happen(ev.OpEvent, node.at, node.op, (one, value), one)
                 return NORMAL
         if isinstance(old, Items) and node.op == "+":
@@ -340,12 +370,21 @@ class Machine(Calls):
     def _Delete(self, node: ir.Delete) -> int:
         for target in node.targets:
             if isinstance(target, ir.Name):
-                self.happen(ev.WriteEvent, node.at, Cell(self.frame.scope, target.id), self.frame.scope.slots.get(target.id), NONE, "del")
+                self.happen(
+                    ev.WriteEvent,
+                    node.at,
+                    Cell(self.frame.scope, target.id),
+                    self.frame.scope.slots.get(target.id),
+                    NONE,
+                    "del",
+                )
                 self.drop(self.frame.scope, target.id)
             elif isinstance(target, ir.Attr):
                 for one in alternatives(self.eval(target.obj)):
                     if isinstance(one, Holder) and not isinstance(one, Scope):
-                        self.happen(ev.WriteEvent, node.at, Cell(one, target.name), one.slots.get(target.name), NONE, "del")
+                        self.happen(
+                            ev.WriteEvent, node.at, Cell(one, target.name), one.slots.get(target.name), NONE, "del"
+                        )
                         self.drop(one, target.name)
             elif isinstance(target, ir.Subscript):
                 for one in alternatives(self.eval(target.obj)):
@@ -387,12 +426,19 @@ class Machine(Calls):
             for deco in node.cls.decorators:
                 text = deco.func if isinstance(deco, ir.Call) else deco
                 name = self.eval(text)
-                if isinstance(name, Symbol) and name.name in ("dataclasses.dataclass", "dataclass", "attrs.define", "attr.s"):
+                if isinstance(name, Symbol) and name.name in (
+                    "dataclasses.dataclass",
+                    "dataclass",
+                    "attrs.define",
+                    "attr.s",
+                ):
                     cls.dataclass = True
         value: Value = ClassValue(cls)
         hook = cls.find_after(cls, "__init_subclass__")
         if hook is not None:
-            words = {word.name: self.eval(word.value) for word in node.cls.keywords if word.name not in (None, "metaclass")}
+            words = {
+                word.name: self.eval(word.value) for word in node.cls.keywords if word.name not in (None, "metaclass")
+            }
             self.enter(self.method_closure(*hook), [value], words, node.at)
         for deco in reversed(node.cls.decorators):
             func = self.eval(deco)
@@ -428,7 +474,8 @@ class Machine(Calls):
         return NORMAL
 
     def _import_effects(self, node: ir.Import, module: Module) -> None:
-        """What importing a module of the project does beside binding names: decorators that enter things in a registry, calls at its top level."""
+        """What importing a module of the project does beside binding names: decorators that enter things in a registry,
+        calls at its top level."""
         name = self.project.absolute(node, module)
         for wanted in (name, f"{name}.{node.symbol}" if node.symbol else ""):
             source = self.project.module(wanted, module.path) if wanted else None
@@ -437,7 +484,10 @@ class Machine(Calls):
             self.imported_modules.add(source)
             outer = self.open, self.budget
             self.open, self.budget = [], min(self.budget, MAX_IMPORT_STEPS)
-            with self.entered(ev.Frame(self.frame, "<module>", source, self.module_scope(source), None)), contextlib.suppress(OutOfBudget):
+            with (
+                self.entered(ev.Frame(self.frame, "<module>", source, self.module_scope(source), None)),
+                contextlib.suppress(OutOfBudget),
+            ):
                 for stmt in source.summary.body:
                     self._import_effect(stmt, source)
             self.open, self.budget = outer
@@ -450,14 +500,18 @@ class Machine(Calls):
             self.run(stmt)
         elif isinstance(stmt, (ir.Define, ir.DefineClass)):
             made = stmt.func if isinstance(stmt, ir.Define) else stmt.cls
-            if self.frame.scope.slots.get(made.name) is None and (any(self._enters(deco) for deco in made.decorators) or self._hooked(stmt)):
+            if self.frame.scope.slots.get(made.name) is None and (
+                any(self._enters(deco) for deco in made.decorators) or self._hooked(stmt)
+            ):
                 self.run(stmt)
 
     def _hooked(self, stmt: ir.Stmt) -> bool:
         """Whether a class has a base of the project that is told of its subclasses."""
         bases = stmt.cls.bases if isinstance(stmt, ir.DefineClass) else ()
         values = [self.eval(base) for base in bases if isinstance(base, (ir.Name, ir.Attr))]
-        return any(isinstance(value, ClassValue) and value.cls.find("__init_subclass__") is not None for value in values)
+        return any(
+            isinstance(value, ClassValue) and value.cls.find("__init_subclass__") is not None for value in values
+        )
 
     def _enters(self, deco: ir.Expr) -> bool:
         """Whether a decorator is a call of something of the project, as those of registries are."""
@@ -506,17 +560,27 @@ class Machine(Calls):
                         values.append(scope.slots[name])
             self.open = outer_open
             # bound late only by us: the program did it at its start
-            self.events[first:] = [event for event in self.events[first:] if not (isinstance(event, ev.WriteEvent) and event.cell.holder is scope)]
+            self.events[first:] = [
+                event
+                for event in self.events[first:]
+                if not (isinstance(event, ev.WriteEvent) and event.cell.holder is scope)
+            ]
         finally:
             module.binding.discard(name)
         if not values:
             return None
-        useful = [value for value in values if not (isinstance(value, Host) and value.kind == "none") and not isinstance(value, Unknown)]
+        useful = [
+            value
+            for value in values
+            if not (isinstance(value, Host) and value.kind == "none") and not isinstance(value, Unknown)
+        ]
         chosen = join(*useful) if useful else values[-1]
         if len(values) > 1 and isinstance(stmts[0], ir.Import) and useful:
             chosen = useful[0]
         if not self.whole and name in module.rebound and isinstance(chosen, Host):
-            chosen = join(chosen, UNKNOWN)  # a function of the file sets it, in a part of the program that is not walked
+            chosen = join(
+                chosen, UNKNOWN
+            )  # a function of the file sets it, in a part of the program that is not walked
         if isinstance(chosen, Holder):
             chosen.born = 0  # there since the import, wherever it is first asked for
         scope.slots[name] = chosen
@@ -546,7 +610,7 @@ class Machine(Calls):
         first = len(self.events)
         test = self.eval(node.test)
         self.happen(ev.TestEvent, node.test.at, "if", test).otherwise = bool(node.orelse)
-        if not (node.body or node.orelse) or _only_raises(node.body) and not node.orelse or _binds_once(node):
+        if not (node.body or node.orelse) or (_only_raises(node.body) and not node.orelse) or _binds_once(node):
             for event in self.events[first:]:  # a check of the arguments: what is recorded is the same on either side
                 if isinstance(event, ev.TestEvent):
                     event.differs = False
@@ -560,7 +624,9 @@ class Machine(Calls):
             with self.assuming(narrowed, known, keep=True):
                 return self.run_block(node.body if known else node.orelse)
         begun: list[ev.Capture] = []
-        statuses = self.fork(self._side(node.body, narrowed, True, begun), self._side(node.orelse, narrowed, False, begun))
+        statuses = self.fork(
+            self._side(node.body, narrowed, True, begun), self._side(node.orelse, narrowed, False, begun)
+        )
         self.open.extend(begun[:1])
         return self._combined(statuses, narrowed)
 
@@ -572,7 +638,9 @@ class Machine(Calls):
         name = test.id if isinstance(test, ir.Name) else (test.name if isinstance(test, ir.Attr) else "")
         return False if _EAGER.search(name) else None
 
-    def _side(self, body: tuple[ir.Stmt, ...], narrowed: Narrowing, truth: bool, begun: list[ev.Capture]) -> Callable[[], int]:
+    def _side(
+        self, body: tuple[ir.Stmt, ...], narrowed: Narrowing, truth: bool, begun: list[ev.Capture]
+    ) -> Callable[[], int]:
         """One side of an `if`; a capture that it begins is put into `begun`, for the other side does not run in it."""
         depth = len(self.open)
 
@@ -589,14 +657,15 @@ class Machine(Calls):
     def _combined(self, statuses: list[int], narrowed: Narrowing) -> int:
         if NORMAL in statuses:
             if len(statuses) == 2 and statuses[0] != NORMAL:  # `if x is None: return` leaves the rest knowing better
-                for holder, key, yes, no in narrowed:
+                for holder, key, _, no in narrowed:
                     if holder.slots.get(key) is not None and isinstance(holder.slots.get(key), (Choice, Unknown)):
                         self.put(holder, key, no)
             return NORMAL
         return RETURN if RETURN in statuses else statuses[0]
 
     def narrow(self, test: ir.Expr) -> Narrowing:
-        """What a test says of a name or attribute on either side: `x is None`, `isinstance(x, C)`, `torch.is_tensor(x)`, plain truth."""
+        """What a test says of a name or attribute on either side: `x is None`, `isinstance(x, C)`,
+        `torch.is_tensor(x)`, plain truth."""
         if isinstance(test, ir.Unary) and test.op == "not":
             return tuple((holder, key, no, yes) for holder, key, yes, no in self.narrow(test.operand))
         if isinstance(test, ir.Bool) and test.op == "and":
@@ -614,7 +683,9 @@ class Machine(Calls):
         if isinstance(test, ir.Compare) and len(test.ops) == 1 and test.ops[0] in ("is", "is not"):
             right = test.rights[0]
             if isinstance(right, ir.Const) and right.value is None and not right.kind:
-                return self._split(test.left, lambda one: isinstance(one, Host) and one.kind == "none", NONE, test.ops[0] == "is")
+                return self._split(
+                    test.left, lambda one: isinstance(one, Host) and one.kind == "none", NONE, test.ops[0] == "is"
+                )
         if isinstance(test, ir.Call):
             return self._narrow_call(test)
         if isinstance(test, (ir.Name, ir.Attr)):
@@ -627,7 +698,9 @@ class Machine(Calls):
         name = test.func.id if isinstance(test.func, ir.Name) else test.func.name
         if name in ("is_tensor", "isinstance"):
             wanted = "Tensor" if name == "is_tensor" else self._class_text(test.args[1] if len(test.args) > 1 else None)
-            return self._split(test.args[0], lambda one: pylib.is_instance(one, wanted), pylib.example(self, wanted, test.at), True)
+            return self._split(
+                test.args[0], lambda one: pylib.is_instance(one, wanted), pylib.example(self, wanted, test.at), True
+            )
         return ()
 
     def _class_text(self, node: ir.Expr | None) -> str:
@@ -637,7 +710,9 @@ class Machine(Calls):
             return node.name
         return ""
 
-    def _split(self, target: ir.Expr, belongs: Callable[[Value], Any], otherwise: Value | None, positive: bool) -> Narrowing:
+    def _split(
+        self, target: ir.Expr, belongs: Callable[[Value], Any], otherwise: Value | None, positive: bool
+    ) -> Narrowing:
         """The alternatives of a name or attribute that belong to the yes and to the no side."""
         cell = self.place_of(target)
         if cell is None:
@@ -645,7 +720,9 @@ class Machine(Calls):
         holder, key = cell
         value = holder.slots[key]
         yes = [one for one in alternatives(value) if belongs(one) is not False]
-        no = [one for one in alternatives(value) if not belongs(one) or isinstance(one, Unknown) or belongs(one) is None]
+        no = [
+            one for one in alternatives(value) if not belongs(one) or isinstance(one, Unknown) or belongs(one) is None
+        ]
         left = join(*yes) if yes and not all(isinstance(one, Unknown) for one in yes) else (otherwise or value)
         right = join(*no) if no else value
         return ((holder, key, left, right) if positive else (holder, key, right, left),)
@@ -668,7 +745,8 @@ class Machine(Calls):
 
     @contextmanager
     def assuming(self, narrowed: Narrowing, truth: bool, keep: bool = False) -> Iterator[None]:
-        """Walks one side of a test with what the test says; afterwards the names are as wide as before, unless written."""
+        """Walks one side of a test with what the test says; afterwards the names are as wide as before, unless
+        written."""
         before = [(holder, key, holder.slots.get(key)) for holder, key, _, _ in narrowed]
         for holder, key, yes, no in narrowed:
             self.put(holder, key, yes if truth else no)
@@ -822,9 +900,16 @@ class Machine(Calls):
         return status
 
     def with_manager(self, manager: Value, body: Callable[[Value], None], at: ir.Span, whole: ir.Span) -> None:
-        """Runs `body` inside a context manager: torch's own, a generator of the project, or a class with `__enter__`."""
-        options = [one for one in alternatives(manager) if not (isinstance(one, External) and one.name == "contextlib.nullcontext")] or list(alternatives(manager))
-        manager = options[0] if len(options) == 1 else next((one for one in options if contexts.captures(one)), options[0])
+        """Runs `body` inside a context manager: torch's own, a generator of the project, or a class with
+        `__enter__`."""
+        options = [
+            one
+            for one in alternatives(manager)
+            if not (isinstance(one, External) and one.name == "contextlib.nullcontext")
+        ] or list(alternatives(manager))
+        manager = (
+            options[0] if len(options) == 1 else next((one for one in options if contexts.captures(one)), options[0])
+        )
         if isinstance(manager, Bound) and isinstance(manager.func, Closure) and manager.func.wraps == "pending":
             self._with_generator(manager, body, at)
         elif isinstance(manager, Instance) and manager.cls.find("__enter__"):
@@ -855,4 +940,4 @@ class Machine(Calls):
             body(UNKNOWN)
 
 
-__all__ = ["Machine", "TRUE"]
+__all__ = ["TRUE", "Machine"]

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from graphlint.flow.machine import Machine
 
 CASTS = {"half": "float16", "float": "float32", "bfloat16": "bfloat16", "double": "float64"}
-MOVES = frozenset({"to", "cuda", "cpu", "npu", "xpu", "half", "float", "bfloat16", "double", "to_empty", "type", "share_memory"})
+MOVES = frozenset(
+    {"to", "cuda", "cpu", "npu", "xpu", "half", "float", "bfloat16", "double", "to_empty", "type", "share_memory"}
+)
 CONTAINERS = ("torch.nn.Sequential", "torch.nn.ModuleList", "torch.nn.ModuleDict", "torch.nn.ParameterList")
 
 
@@ -49,7 +51,12 @@ def is_module(value: Value) -> bool:
 
 def is_module_name(name: str) -> bool:
     last = name.rpartition(".")[2]
-    return name.startswith("torch.nn.") and last[:1].isupper() and last not in ("Parameter", "Buffer", "UninitializedParameter") and "utils" not in name
+    return (
+        name.startswith("torch.nn.")
+        and last[:1].isupper()
+        and last not in ("Parameter", "Buffer", "UninitializedParameter")
+        and "utils" not in name
+    )
 
 
 def make(machine: Machine, event: ev.CallEvent) -> Value:
@@ -109,7 +116,24 @@ def parameters(machine: Machine, value: Value, at: ir.Span) -> list[Tensor]:
 def is_plain(name: str) -> bool:
     """A torch module without parameters."""
     last = name.rpartition(".")[2]
-    return last in ("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Dropout", "Softmax", "Identity", "Flatten", "MaxPool2d", "AvgPool2d", "AdaptiveAvgPool2d", "Upsample", "Mish", "LeakyReLU", "ELU") or last.endswith("Loss")
+    return last in (
+        "ReLU",
+        "GELU",
+        "SiLU",
+        "Tanh",
+        "Sigmoid",
+        "Dropout",
+        "Softmax",
+        "Identity",
+        "Flatten",
+        "MaxPool2d",
+        "AvgPool2d",
+        "AdaptiveAvgPool2d",
+        "Upsample",
+        "Mish",
+        "LeakyReLU",
+        "ELU",
+    ) or last.endswith("Loss")
 
 
 def weight(machine: Machine, module: External, name: str, at: ir.Span) -> Tensor:
@@ -136,7 +160,7 @@ def move(machine: Machine, event: ev.CallEvent, module: Holder, name: str) -> No
         for one in alternatives(value)[:1]:
             if isinstance(one, Host) and one.kind == "dtype":
                 cast = True
-            elif isinstance(one, Host) and one.kind in ("str", "device", "int", "any") or not isinstance(one, Host):
+            elif (isinstance(one, Host) and one.kind in ("str", "device", "int", "any")) or not isinstance(one, Host):
                 target = tensors.device_text(machine, one) or target
     if "memory_format" in event.keywords:
         cast = True
@@ -145,18 +169,22 @@ def move(machine: Machine, event: ev.CallEvent, module: Holder, name: str) -> No
     for part in parts(module):
         old = getattr(part, "device", "?")
         if target:
-            copied = copied or target == "cuda" and old == "cpu" and holds_memory(part)
+            copied = copied or (target == "cuda" and old == "cpu" and holds_memory(part))
             part.device = target  # type: ignore[attr-defined]
         for key, inner in list(part.slots.items()):
             if isinstance(inner, Tensor) and inner.storage.owner in ("param", "buffer"):
                 changed = bool(target) and target != inner.device and target != "?"
-                if changed or cast and inner.dtype in ("float", "?"):
+                if changed or (cast and inner.dtype in ("float", "?")):
                     touched.append(inner.storage)
                 if changed:
                     fresh = replace(inner, device=target, storage=Storage(inner.storage.site, None, machine.clock))
                     fresh.storage.owner, fresh.storage.cell = inner.storage.owner, inner.storage.cell
                     machine.put(part, key, fresh)
-        if isinstance(part, External) and (cast or (target and old != target and old != "?")) and not is_plain(part.name):
+        if (
+            isinstance(part, External)
+            and (cast or (target and old != target and old != "?"))
+            and not is_plain(part.name)
+        ):
             touched.append(weight(machine, part, "weight", event.at).storage)
     if touched and machine.captures:
         machine.happen(ev.MoveEvent, event.at, module, tuple(touched), f".{name}()", copied)
@@ -214,7 +242,9 @@ def method(machine: Machine, event: ev.CallEvent, module: Instance | External, n
         return machine.items("list", below, at) if below else UNKNOWN
     if name == "state_dict":
         made = Mapping(machine.site(at), machine.tick())
-        made.slots["*"] = join(*parameters(machine, module, at)) if parameters(machine, module, at) else machine.tensor(at)
+        made.slots["*"] = (
+            join(*parameters(machine, module, at)) if parameters(machine, module, at) else machine.tensor(at)
+        )
         return made
     if name == "load_state_dict":
         assign = words.get("assign", args[2] if len(args) > 2 else None)
@@ -236,7 +266,14 @@ def method(machine: Machine, event: ev.CallEvent, module: Instance | External, n
         plain = {key: one for key, one in module.slots.items() if key != "training"}
         if name == "values":
             return machine.items("list", list(plain.values()), at)
-        return machine.items("list", [machine.items("tuple", [const(key), one], at) if name == "items" else const(key) for key, one in plain.items()], at)
+        return machine.items(
+            "list",
+            [
+                machine.items("tuple", [const(key), one], at) if name == "items" else const(key)
+                for key, one in plain.items()
+            ],
+            at,
+        )
     if name in ("get_parameter", "get_buffer"):
         return machine.tensor(at, module.device, "float")
     return UNKNOWN
@@ -262,7 +299,12 @@ def _listed(machine: Machine, module: Value, name: str, at: ir.Span) -> Value:
     if "parameters" in name:
         found = list(parameters(machine, module, at))
     else:
-        found = [one for part in parts(module) for one in part.slots.values() if isinstance(one, Tensor) and one.storage.owner == "buffer"]
+        found = [
+            one
+            for part in parts(module)
+            for one in part.slots.values()
+            if isinstance(one, Tensor) and one.storage.owner == "buffer"
+        ]
     if not found:
         blank = machine.tensor(at, getattr(module, "device", "?"), "float", grad=True)
         blank.storage.owner = "param"
@@ -272,7 +314,9 @@ def _listed(machine: Machine, module: Value, name: str, at: ir.Span) -> Value:
     return machine.items("list", found, at)
 
 
-def zero_grad(machine: Machine, params: list[Tensor], args: tuple[Value, ...], words: dict[str, Value], at: ir.Span) -> None:
+def zero_grad(
+    machine: Machine, params: list[Tensor], args: tuple[Value, ...], words: dict[str, Value], at: ir.Span
+) -> None:
     """Drops the gradients (the default), or fills them with zero."""
     keep = words.get("set_to_none", args[0] if args else None)
     if isinstance(keep, Host) and keep.value is False:
@@ -322,7 +366,25 @@ def forward(machine: Machine, event: ev.CallEvent, module: External) -> Value:
     if device == DEFAULT:
         device = "?"
     rank = 0 if last.endswith("Loss") else None
-    if last in ("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Dropout", "Softmax", "Identity", "LayerNorm", "RMSNorm", "BatchNorm1d", "BatchNorm2d", "Linear") and given:
+    if (
+        last
+        in (
+            "ReLU",
+            "GELU",
+            "SiLU",
+            "Tanh",
+            "Sigmoid",
+            "Dropout",
+            "Softmax",
+            "Identity",
+            "LayerNorm",
+            "RMSNorm",
+            "BatchNorm1d",
+            "BatchNorm2d",
+            "Linear",
+        )
+        and given
+    ):
         rank = given[0].rank
     grad = any(one.grad for one in given) or learns(machine, module)
     made = machine.tensor(event.at, device, "float", rank, grad=grad)
@@ -336,7 +398,8 @@ def forward(machine: Machine, event: ev.CallEvent, module: External) -> Value:
 
 
 def learns(machine: Machine, module: External) -> bool:
-    """Whether a torch module has parameters that ask for gradients; not where some parameters were switched off one by one."""
+    """Whether a torch module has parameters that ask for gradients; not where some parameters were switched off one by
+    one."""
     return not (is_plain(module.name) or module.name in CONTAINERS or module.facts.get("frozen") or machine.frozen)
 
 
@@ -355,7 +418,13 @@ def make_optimizer(machine: Machine, event: ev.CallEvent) -> Value:
     named: list[Mapping | None] = [*given] or [None]
     for one in named:
         group = Mapping(machine.site(event.at), machine.tick())
-        group.slots.update({"params": first, "lr": lr, **{key: value for key, value in event.keywords.items() if key not in ("params",)}})
+        group.slots.update(
+            {
+                "params": first,
+                "lr": lr,
+                **{key: value for key, value in event.keywords.items() if key not in ("params",)},
+            }
+        )
         if one is not None:
             group.slots.update(one.slots)
         groups.append(group)
@@ -404,4 +473,25 @@ def optimizer_method(machine: Machine, event: ev.CallEvent, optimizer: External 
     return UNKNOWN
 
 
-__all__ = ["CONTAINERS", "MOVES", "Bound", "ClassValue", "Unknown", "call", "forward", "is_module", "is_module_name", "make", "make_optimizer", "method", "move", "optimizer_method", "optimizer_parameters", "parameters", "parts", "set_mode", "weight", "zero_grad"]
+__all__ = [
+    "CONTAINERS",
+    "MOVES",
+    "Bound",
+    "ClassValue",
+    "Unknown",
+    "call",
+    "forward",
+    "is_module",
+    "is_module_name",
+    "make",
+    "make_optimizer",
+    "method",
+    "move",
+    "optimizer_method",
+    "optimizer_parameters",
+    "parameters",
+    "parts",
+    "set_mode",
+    "weight",
+    "zero_grad",
+]

@@ -42,7 +42,24 @@ _PREFIXES = (
     ("torch.distributed._functional_collectives.", "torch.distributed._functional_collectives."),
     ("flash_attn.flash_attn_interface.", "flash_attn."),
 )
-_OPTIM_FILES = frozenset({"adam", "adamw", "sgd", "adagrad", "rmsprop", "adadelta", "adamax", "nadam", "radam", "asgd", "rprop", "lbfgs", "sparse_adam", "adafactor"})
+_OPTIM_FILES = frozenset(
+    {
+        "adam",
+        "adamw",
+        "sgd",
+        "adagrad",
+        "rmsprop",
+        "adadelta",
+        "adamax",
+        "nadam",
+        "radam",
+        "asgd",
+        "rprop",
+        "lbfgs",
+        "sparse_adam",
+        "adafactor",
+    }
+)
 
 DTYPES = {
     "bool": "bool", "uint8": "int", "int8": "int", "int16": "int", "int32": "int", "int64": "int", "short": "int", "int": "int", "long": "int",
@@ -55,7 +72,8 @@ _KERNEL_MAKERS = frozenset({"jit", "njit", "kernel", "prim_func"})
 
 
 def is_kernel_decorator(text: str) -> bool:
-    """Whether a decorator, as it is written, compiles the function for the device: `triton.jit`, `cute.kernel`, `wp.kernel`, `numba.njit`."""
+    """Whether a decorator, as it is written, compiles the function for the device: `triton.jit`, `cute.kernel`,
+    `wp.kernel`, `numba.njit`."""
     head, _, last = text.rpartition(".")
     return bool(head) and not head.startswith("torch") and (last in _KERNEL_MAKERS or text in ("wp.func", "warp.func"))
 
@@ -107,49 +125,78 @@ def symbol(name: str) -> Value:
 # --- tensors ---------------------------------------------------------------------------------------------------------
 
 HOST_METHODS = frozenset({
-    "size", "dim", "numel", "nelement", "ndimension", "stride", "is_contiguous", "element_size", "data_ptr", "storage_offset", "get_device", "is_floating_point",
-    "is_complex", "is_signed", "is_pinned", "is_shared", "is_set_to", "untyped_storage", "storage", "type", "has_names", "is_inference", "nbytes", "itemsize",
+    "size", "dim", "numel", "nelement", "ndimension", "stride", "is_contiguous", "element_size", "data_ptr",
+    "storage_offset", "get_device", "is_floating_point",
+    "is_complex", "is_signed", "is_pinned", "is_shared", "is_set_to", "untyped_storage", "storage", "type",
+    "has_names", "is_inference", "nbytes", "itemsize",
 })  # fmt: skip
 HOST_ATTRIBUTES = frozenset({
-    "ndim", "is_cuda", "requires_grad", "is_leaf", "layout", "is_sparse", "is_quantized", "names", "nbytes", "itemsize", "grad_fn", "output_nr", "is_nested", "is_meta", "is_cpu",
+    "ndim", "is_cuda", "requires_grad", "is_leaf", "layout", "is_sparse", "is_quantized", "names", "nbytes",
+    "itemsize", "grad_fn", "output_nr", "is_nested", "is_meta", "is_cpu",
 })  # fmt: skip
 VIEWS = frozenset({
-    "view", "reshape", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "expand_as", "flatten", "narrow", "select", "detach", "unfold",
-    "as_strided", "view_as", "swapaxes", "swapdims", "movedim", "diagonal", "real", "imag", "unflatten", "requires_grad_", "alias", "contiguous", "ravel", "adjoint", "data", "reshape_as",
+    "view", "reshape", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "expand_as", "flatten", "narrow",
+    "select", "detach", "unfold",
+    "as_strided", "view_as", "swapaxes", "swapdims", "movedim", "diagonal", "real", "imag", "unflatten",
+    "requires_grad_", "alias", "contiguous", "ravel", "adjoint", "data", "reshape_as",
 })  # fmt: skip
 VIEW_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 MANY_VIEWS = frozenset({"chunk", "split", "unbind", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"})
 BOOLEAN = frozenset({
-    "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_not", "logical_xor", "any", "all", "isclose", "isin", "signbit", "bool",
+    "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_not",
+    "logical_xor", "any", "all", "isclose", "isin", "signbit", "bool",
     "less", "greater", "less_equal", "greater_equal", "not_equal", "isposinf", "isneginf",
 })  # fmt: skip
-INTEGER = frozenset({"argmax", "argmin", "argsort", "searchsorted", "bucketize", "multinomial", "long", "int", "short", "count_nonzero", "randint", "randint_like", "randperm", "argwhere", "nonzero"})  # fmt: skip
-FLOATING = frozenset({"float", "half", "bfloat16", "double", "sigmoid", "softmax", "log_softmax", "exp", "log", "sqrt", "rsqrt", "mean", "std", "var", "norm", "sin", "cos", "tanh"})  # fmt: skip
-REDUCTIONS = frozenset({"sum", "mean", "max", "min", "prod", "any", "all", "norm", "std", "var", "argmax", "argmin", "median", "amax", "amin", "logsumexp", "count_nonzero", "nansum", "nanmean", "mode", "cummax", "aminmax"})  # fmt: skip
+INTEGER = frozenset({
+    "argmax", "argmin", "argsort", "searchsorted", "bucketize", "multinomial", "long", "int", "short", "count_nonzero",
+    "randint", "randint_like", "randperm", "argwhere", "nonzero",
+})  # fmt: skip
+FLOATING = frozenset({
+    "float", "half", "bfloat16", "double", "sigmoid", "softmax", "log_softmax", "exp", "log", "sqrt", "rsqrt", "mean",
+    "std", "var", "norm", "sin", "cos", "tanh",
+})  # fmt: skip
+REDUCTIONS = frozenset({
+    "sum", "mean", "max", "min", "prod", "any", "all", "norm", "std", "var", "argmax", "argmin", "median", "amax",
+    "amin", "logsumexp", "count_nonzero", "nansum", "nanmean", "mode", "cummax", "aminmax",
+})  # fmt: skip
 PAIRS = frozenset({"max", "min", "sort", "topk", "median", "mode", "kthvalue", "cummax", "cummin", "nanmedian"})
 # methods that only tensors have: their result is a tensor whatever is known of the receiver
 TENSOR_ONLY = frozenset({
-    "view", "unsqueeze", "permute", "masked_fill", "masked_fill_", "softmax", "log_softmax", "contiguous", "detach", "expand", "expand_as", "matmul", "bmm", "scatter_", "scatter_add_",
-    "index_select", "index_add_", "index_copy_", "gather", "masked_select", "new_zeros", "new_empty", "new_ones", "new_full", "view_as", "type_as", "requires_grad_", "zero_", "fill_", "copy_",
-    "add_", "mul_", "sub_", "div_", "unbind", "chunk", "backward", "bfloat16", "half", "sigmoid", "rsqrt", "clamp", "clamp_", "clamp_min", "unfold", "narrow", "scatter", "mT", "logical_not",
-    "sigmoid_", "uniform_", "normal_", "bernoulli_", "exponential_", "retain_grad", "register_hook", "is_contiguous", "data_ptr", "numel", "new_tensor", "swapaxes_", "addmm", "baddbmm", "tril", "triu",
+    "view", "unsqueeze", "permute", "masked_fill", "masked_fill_", "softmax", "log_softmax", "contiguous", "detach",
+    "expand", "expand_as", "matmul", "bmm", "scatter_", "scatter_add_",
+    "index_select", "index_add_", "index_copy_", "gather", "masked_select", "new_zeros", "new_empty", "new_ones",
+    "new_full", "view_as", "type_as", "requires_grad_", "zero_", "fill_", "copy_",
+    "add_", "mul_", "sub_", "div_", "unbind", "chunk", "backward", "bfloat16", "half", "sigmoid", "rsqrt", "clamp",
+    "clamp_", "clamp_min", "unfold", "narrow", "scatter", "mT", "logical_not",
+    "sigmoid_", "uniform_", "normal_", "bernoulli_", "exponential_", "retain_grad", "register_hook", "is_contiguous",
+    "data_ptr", "numel", "new_tensor", "swapaxes_", "addmm", "baddbmm", "tril", "triu",
 })  # fmt: skip
 TENSOR_ONLY_ATTRIBUTES = frozenset({"is_cuda", "requires_grad", "grad_fn", "is_leaf", "mT", "grad"})
 
 FACTORIES = frozenset({
-    "zeros", "ones", "empty", "full", "arange", "linspace", "logspace", "eye", "rand", "randn", "randint", "randperm", "tensor", "as_tensor", "scalar_tensor", "empty_strided",
-    "tril_indices", "triu_indices", "from_numpy", "asarray", "hann_window", "hamming_window", "kaiser_window", "bartlett_window", "blackman_window", "frombuffer", "normal", "range", "sparse_coo_tensor", "complex_zeros",
-    "FloatTensor", "HalfTensor", "BFloat16Tensor", "DoubleTensor", "LongTensor", "IntTensor", "ShortTensor", "ByteTensor", "BoolTensor", "Tensor",
+    "zeros", "ones", "empty", "full", "arange", "linspace", "logspace", "eye", "rand", "randn", "randint", "randperm",
+    "tensor", "as_tensor", "scalar_tensor", "empty_strided",
+    "tril_indices", "triu_indices", "from_numpy", "asarray", "hann_window", "hamming_window", "kaiser_window",
+    "bartlett_window", "blackman_window", "frombuffer", "normal", "range", "sparse_coo_tensor", "complex_zeros",
+    "FloatTensor", "HalfTensor", "BFloat16Tensor", "DoubleTensor", "LongTensor", "IntTensor", "ShortTensor",
+    "ByteTensor", "BoolTensor", "Tensor",
 })  # fmt: skip
 LIKE = frozenset({"zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like"})
 NO_TENSOR = frozenset({
-    "is_tensor", "is_grad_enabled", "set_grad_enabled", "is_floating_point", "is_complex", "numel", "get_default_dtype", "set_default_dtype", "set_default_device", "set_default_tensor_type",
-    "manual_seed", "seed", "initial_seed", "set_printoptions", "use_deterministic_algorithms", "are_deterministic_algorithms_enabled", "set_float32_matmul_precision", "get_float32_matmul_precision", "is_inference_mode_enabled",
-    "save", "is_nonzero", "equal", "allclose", "is_storage", "get_num_threads", "set_num_threads", "compile", "is_distributed", "is_autocast_enabled", "get_autocast_dtype", "finfo", "iinfo", "device", "Generator", "no_grad", "inference_mode",
-    "enable_grad", "load", "result_type", "promote_types", "can_cast", "typename", "Size", "get_device_module", "_assert_async", "_assert",
+    "is_tensor", "is_grad_enabled", "set_grad_enabled", "is_floating_point", "is_complex", "numel",
+    "get_default_dtype", "set_default_dtype", "set_default_device", "set_default_tensor_type",
+    "manual_seed", "seed", "initial_seed", "set_printoptions", "use_deterministic_algorithms",
+    "are_deterministic_algorithms_enabled", "set_float32_matmul_precision", "get_float32_matmul_precision",
+    "is_inference_mode_enabled",
+    "save", "is_nonzero", "equal", "allclose", "is_storage", "get_num_threads", "set_num_threads", "compile",
+    "is_distributed", "is_autocast_enabled", "get_autocast_dtype", "finfo", "iinfo", "device", "Generator", "no_grad",
+    "inference_mode",
+    "enable_grad", "load", "result_type", "promote_types", "can_cast", "typename", "Size", "get_device_module",
+    "_assert_async", "_assert",
 })  # fmt: skip
 
 COLLECTIVES = frozenset({
-    "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "broadcast", "reduce", "all_to_all", "all_to_all_single", "gather", "scatter",
+    "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "broadcast",
+    "reduce", "all_to_all", "all_to_all_single", "gather", "scatter",
     "barrier", "send", "isend", "irecv",
 })  # fmt: skip

@@ -31,7 +31,11 @@ def run_callables(machine: Machine, event: ev.CallEvent) -> Value:
         return UNKNOWN
     result: Value = UNKNOWN
     for index, one in enumerate(event.args):
-        if isinstance(one, Closure) or (isinstance(one, Bound) and isinstance(one.func, Closure)) or (index == 0 and isinstance(one, Instance) and one.cls.is_module):
+        if (
+            isinstance(one, Closure)
+            or (isinstance(one, Bound) and isinstance(one.func, Closure))
+            or (index == 0 and isinstance(one, Instance) and one.cls.is_module)
+        ):
             result = machine.call(one, list(event.args[index + 1 :]), {}, event.at)
     return result
 
@@ -58,16 +62,25 @@ def object_method(machine: Machine, event: ev.CallEvent, obj: External | Instanc
         return NONE
     if any(graphs.is_graph_class(base) for base in bases):
         return graphs.graph_method(machine, event, obj, name)
-    if any(base in graphs.CONTEXTS for base in bases) and isinstance(obj, (Instance, External)) and name in ("__enter__", "__exit__"):
+    if (
+        any(base in graphs.CONTEXTS for base in bases)
+        and isinstance(obj, (Instance, External))
+        and name in ("__enter__", "__exit__")
+    ):
         return _manual_context(machine, event, obj, name)
-    if name == "__call__" and isinstance(obj, Instance) and obj.cls.find("forward"):
-        return machine.call(Bound(obj, machine.method_closure(*obj.cls.find("forward"))), list(event.args), event.keywords, event.at)  # type: ignore[misc]
+    if name == "__call__" and isinstance(obj, Instance) and (own := obj.cls.find("forward")) is not None:
+        forward = Bound(obj, machine.method_closure(*own))
+        return machine.call(forward, list(event.args), event.keywords, event.at)
     if any(base.startswith("torch.optim.") and "lr_scheduler" not in base for base in bases):
         return modules.optimizer_method(machine, event, obj, name)
     if modules.is_module(obj):
         return modules.method(machine, event, obj, name)
     if isinstance(obj, Instance) and name in ("_replace", "_asdict") and obj.cls.is_a("typing.NamedTuple"):
-        return stdlib.changed(machine, obj, event.keywords, event.at) if name == "_replace" else stdlib.as_mapping(machine, obj, event.at)
+        return (
+            stdlib.changed(machine, obj, event.keywords, event.at)
+            if name == "_replace"
+            else stdlib.as_mapping(machine, obj, event.at)
+        )
     if isinstance(obj, Instance) and name == "start" and obj.cls.is_a("threading.Thread", "threading.Timer"):
         return _start_thread(machine, event, obj)
     if isinstance(obj, External):
@@ -77,10 +90,16 @@ def object_method(machine: Machine, event: ev.CallEvent, obj: External | Instanc
 
 def is_layer(base: str) -> bool:
     """Whether it is a module of torch with a forward of its own."""
-    return modules.is_module_name(base) and base not in ("torch.nn.Module", "torch.nn.ModuleList", "torch.nn.ModuleDict")
+    return modules.is_module_name(base) and base not in (
+        "torch.nn.Module",
+        "torch.nn.ModuleList",
+        "torch.nn.ModuleDict",
+    )
 
 
-def base_forward(machine: Machine, obj: Instance, base: str, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
+def base_forward(
+    machine: Machine, obj: Instance, base: str, args: list[Value], keywords: dict[str, Value], at: ir.Span
+) -> Value:
     """The forward that an object of a project class has from its base in torch."""
     if base == "torch.nn.Sequential":
         value = args[0] if args else UNKNOWN
@@ -108,7 +127,11 @@ def _manual_context(machine: Machine, event: ev.CallEvent, obj: External | Insta
         inner = obj
         if isinstance(obj, Instance):
             kept = obj.slots.get("<arguments>")
-            inner = External(next(base for base in obj.cls.outside() if base in graphs.CONTEXTS), machine.site(event.at), machine.clock)
+            inner = External(
+                next(base for base in obj.cls.outside() if base in graphs.CONTEXTS),
+                machine.site(event.at),
+                machine.clock,
+            )
             if isinstance(kept, External):
                 inner.args, inner.keywords = kept.args, kept.keywords
         assert isinstance(inner, External)
@@ -129,7 +152,9 @@ def _external_method(machine: Machine, event: ev.CallEvent, obj: External, name:
         return NONE
     if obj.name in ("threading.Thread", "threading.Timer") and name == "start":
         return _start_thread(machine, event, obj)
-    if name == "join" and obj.name.startswith("threading.") or name in ("result", "get") and obj.name == "concurrent.futures.Future":
+    if (name == "join" and obj.name.startswith("threading.")) or (
+        name in ("result", "get") and obj.name == "concurrent.futures.Future"
+    ):
         obj.facts.setdefault("joined", event.clock)
         return NONE if name == "join" else UNKNOWN
     if obj.name in contexts.EXECUTORS and name in ("submit", "apply_async", "map"):
@@ -142,7 +167,11 @@ def _external_method(machine: Machine, event: ev.CallEvent, obj: External, name:
             obj.slots["<saved>"] = machine.items("tuple", list(event.args), event.at)
         return NONE
     if obj.name == "torch.cuda.stream" and name in ("__enter__", "__exit__"):
-        return contexts.enter_stream(machine, event, obj) if name == "__enter__" else contexts.leave_stream(machine, event, obj)
+        return (
+            contexts.enter_stream(machine, event, obj)
+            if name == "__enter__"
+            else contexts.leave_stream(machine, event, obj)
+        )
     if obj.name == "torch.distributed.Work":
         return Host("bool") if name in ("is_completed", "is_success") else NONE
     if obj.name in ("torch.cuda.Stream", "torch.cuda.Event"):
@@ -151,7 +180,11 @@ def _external_method(machine: Machine, event: ev.CallEvent, obj: External, name:
             made.facts["recorded"] = (event.clock, event.capture, obj)
             return made
         if name == "record":
-            obj.facts["recorded"] = (event.clock, event.capture, event.args[0] if event.args else (machine.streams[-1] if machine.streams else None))
+            obj.facts["recorded"] = (
+                event.clock,
+                event.capture,
+                event.args[0] if event.args else (machine.streams[-1] if machine.streams else None),
+            )
             return NONE
         return Host("bool") if name == "query" else NONE
     if obj.name == "torch.amp.GradScaler":
@@ -163,7 +196,11 @@ def _external_method(machine: Machine, event: ev.CallEvent, obj: External, name:
     if obj.name == "collections.defaultdict":
         return UNKNOWN
     if obj.name.startswith("torch.distributions."):
-        return machine.tensor(event.at, _distribution_device(obj), "float", None) if name in ("sample", "rsample", "log_prob", "entropy", "cdf") else UNKNOWN
+        return (
+            machine.tensor(event.at, _distribution_device(obj), "float", None)
+            if name in ("sample", "rsample", "log_prob", "entropy", "cdf")
+            else UNKNOWN
+        )
     if obj.name in ("torch.multiprocessing.Queue", "queue.Queue"):
         return UNKNOWN
     run_callables(machine, event)
@@ -197,7 +234,9 @@ def _start_thread(machine: Machine, event: ev.CallEvent, obj: External | Instanc
         if found is not None:
             target = Bound(obj, machine.method_closure(*found))
     else:
-        target = obj.keywords.get("function" if obj.name == "threading.Timer" else "target", obj.args[1] if len(obj.args) > 1 else UNKNOWN)
+        target = obj.keywords.get(
+            "function" if obj.name == "threading.Timer" else "target", obj.args[1] if len(obj.args) > 1 else UNKNOWN
+        )
         given = obj.keywords.get("args")
         args = given.values if isinstance(given, Items) and given.exact else []
     _beside(machine, event, obj, target, args)

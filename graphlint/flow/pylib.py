@@ -46,7 +46,8 @@ Words = dict[str, Value]
 
 
 def rounds(machine: Machine) -> int:
-    """How often a loop of unknown length is walked: outside captures once more, so that what a later round changes meets the round after."""
+    """How often a loop of unknown length is walked: outside captures once more, so that what a later round changes
+    meets the round after."""
     return 3 if machine.whole and not machine.open else 2
 
 
@@ -102,7 +103,14 @@ def _range(value: External) -> list[Value]:
 
 # --- isinstance ------------------------------------------------------------------------------------------------------
 
-_CLASSES = {"Tensor": (Tensor,), "dict": (Mapping,), "Mapping": (Mapping,), "list": (Items,), "tuple": (Items,), "set": (Items,)}
+_CLASSES = {
+    "Tensor": (Tensor,),
+    "dict": (Mapping,),
+    "Mapping": (Mapping,),
+    "list": (Items,),
+    "tuple": (Items,),
+    "set": (Items,),
+}
 _HOSTS = {"int": ("int", "bool"), "float": ("float",), "str": ("str",), "bool": ("bool",)}
 
 
@@ -127,7 +135,9 @@ def is_instance(value: Value, wanted: str) -> bool | None:
         last = value.name.rpartition(".")[2]
         if last == wanted or (wanted == "Module" and value.name.startswith("torch.nn.")):
             return True
-        return False if value.name.startswith("torch.nn.") and wanted in _LAYERS and not last.startswith("Lazy") else None
+        return (
+            False if value.name.startswith("torch.nn.") and wanted in _LAYERS and not last.startswith("Lazy") else None
+        )
     if isinstance(value, (Tensor, Host)) and wanted:
         return None if wanted in ("Parameter", "Number", "Real", "Sequence") or not wanted[:1].isupper() else False
     return None
@@ -150,8 +160,10 @@ def example(machine: Machine, wanted: str, at: ir.Span) -> Value | None:
 
 # layers of torch that no other layer derives from
 _LAYERS = frozenset({
-    "Conv1d", "Conv2d", "Conv3d", "LayerNorm", "GroupNorm", "RMSNorm", "Embedding", "MultiheadAttention", "Dropout", "ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Softmax",
-    "Sequential", "ModuleList", "ModuleDict", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LSTM", "GRU", "Linear", "Identity", "Flatten", "MaxPool2d", "AvgPool2d",
+    "Conv1d", "Conv2d", "Conv3d", "LayerNorm", "GroupNorm", "RMSNorm", "Embedding", "MultiheadAttention", "Dropout",
+    "ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Softmax",
+    "Sequential", "ModuleList", "ModuleDict", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "LSTM", "GRU", "Linear",
+    "Identity", "Flatten", "MaxPool2d", "AvgPool2d",
 })  # fmt: skip
 
 # --- methods of containers and strings -------------------------------------------------------------------------------
@@ -199,7 +211,11 @@ def _items_method(machine: Machine, items: Items, name: str, args: list[Value], 
     if name == "copy":
         return machine.items(items.kind, items.values, at, items.exact)
     if items.fields and name == "_replace":
-        made = machine.items(items.kind, [words.get(field, items.slots.get(index, UNKNOWN)) for index, field in enumerate(items.fields)], at)
+        made = machine.items(
+            items.kind,
+            [words.get(field, items.slots.get(index, UNKNOWN)) for index, field in enumerate(items.fields)],
+            at,
+        )
         made.fields = items.fields
         return made
     if items.fields and name == "_asdict":
@@ -229,13 +245,22 @@ def append(machine: Machine, items: Items, value: Value) -> None:
         machine.put(items, REST, value if old is None else join(old, value))
 
 
-def _mapping_method(machine: Machine, mapping: Mapping, name: str, args: list[Value], words: Words, at: ir.Span) -> Value:
+def _mapping_method(
+    machine: Machine, mapping: Mapping, name: str, args: list[Value], words: Words, at: ir.Span
+) -> Value:
     slots = mapping.slots
     if name in ("get", "pop", "setdefault") and args:
         return _lookup(machine, mapping, name, args, at)
     if name == "items":
         pairs: list[Value] = [
-            machine.items("tuple", [const(key) if key != REST and not isinstance(key, tuple) else UNKNOWN, machine.read(mapping, key, one, at)], at)
+            machine.items(
+                "tuple",
+                [
+                    const(key) if key != REST and not isinstance(key, tuple) else UNKNOWN,
+                    machine.read(mapping, key, one, at),
+                ],
+                at,
+            )
             for key, one in slots.items()
         ]
         return machine.items("list", pairs, at, exact=REST not in slots) if pairs else machine.items("list", [], at)
@@ -314,7 +339,11 @@ def _host_method(machine: Machine, host: Host, name: str, args: list[Value], at:
     if name in ("numel",):
         return Host("int", origins=host.origins, marks=host.marks | {"shape"})
     if host.kind == "ndarray":
-        return Host("ndarray", origins=host.origins, marks=host.marks) if name != "item" else Host("any", origins=host.origins, marks=host.marks)
+        return (
+            Host("ndarray", origins=host.origins, marks=host.marks)
+            if name != "item"
+            else Host("any", origins=host.origins, marks=host.marks)
+        )
     return Host("any", origins=host.origins, marks=host.marks)
 
 
@@ -337,8 +366,24 @@ def _hosts(name: str, event: ev.CallEvent) -> Value:
     hosts = [one for arg in event.args for one in hosts_in(arg)]
     origins = frozenset(cell for one in hosts for cell in one.origins)
     marks = frozenset(mark for one in hosts for mark in one.marks)
-    kinds = {"len": "int", "int": "int", "float": "float", "bool": "bool", "str": "str", "repr": "str", "round": "int", "hash": "int", "id": "int", "ord": "int"}
-    if name in _PURE and event.args and not event.keywords and all(isinstance(one, Host) and one.known for one in event.args):
+    kinds = {
+        "len": "int",
+        "int": "int",
+        "float": "float",
+        "bool": "bool",
+        "str": "str",
+        "repr": "str",
+        "round": "int",
+        "hash": "int",
+        "id": "int",
+        "ord": "int",
+    }
+    if (
+        name in _PURE
+        and event.args
+        and not event.keywords
+        and all(isinstance(one, Host) and one.known for one in event.args)
+    ):
         try:
             value = _PURE[name](*[one.value for one in event.args])  # type: ignore[attr-defined]
             return Host(type(value).__name__, value, origins, marks)
@@ -357,7 +402,17 @@ def _hosts(name: str, event: ev.CallEvent) -> Value:
     return UNKNOWN
 
 
-_PURE: dict[str, Callable[..., Any]] = {"int": int, "float": float, "bool": bool, "str": str, "abs": abs, "min": min, "max": max, "round": round, "pow": lambda a, b: a**b if abs(b) < 64 else 0}
+_PURE: dict[str, Callable[..., Any]] = {
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "str": str,
+    "abs": abs,
+    "min": min,
+    "max": max,
+    "round": round,
+    "pow": lambda a, b: a**b if abs(b) < 64 else 0,
+}
 
 
 def _len(machine: Machine, event: ev.CallEvent) -> Value:
@@ -402,9 +457,20 @@ def class_names(value: Value) -> list[str]:
 
 
 def _getattr(machine: Machine, event: ev.CallEvent) -> Value:
-    if len(event.args) >= 2 and isinstance(event.args[1], Host) and event.args[1].known and isinstance(event.args[1].value, str):
+    if (
+        len(event.args) >= 2
+        and isinstance(event.args[1], Host)
+        and event.args[1].known
+        and isinstance(event.args[1].value, str)
+    ):
         obj, name = event.args[0], event.args[1].value
-        if isinstance(obj, Instance) and len(event.args) > 2 and name not in obj.slots and not obj.cls.find(name) and not obj.synthetic:
+        if (
+            isinstance(obj, Instance)
+            and len(event.args) > 2
+            and name not in obj.slots
+            and not obj.cls.find(name)
+            and not obj.synthetic
+        ):
             found = machine.attribute(obj, name, event.at)
             return event.args[2] if isinstance(found, Unknown) else found
         found = machine.attribute(obj, name, event.at)
@@ -417,7 +483,13 @@ def _hasattr(machine: Machine, event: ev.CallEvent) -> Value:
         obj, name = event.args[0], event.args[1]
         if isinstance(name, Host) and name.known and not obj.synthetic and not obj.cls.find("__getattr__"):
             return const(name.value in obj.slots or obj.cls.find(str(name.value)) is not None)
-    if len(event.args) == 2 and isinstance(event.args[0], Symbol) and event.args[0].name == "torch.cuda" and isinstance(event.args[1], Host) and str(event.args[1].value).endswith("_capturing"):
+    if (
+        len(event.args) == 2
+        and isinstance(event.args[0], Symbol)
+        and event.args[0].name == "torch.cuda"
+        and isinstance(event.args[1], Host)
+        and str(event.args[1].value).endswith("_capturing")
+    ):
         return const(True)  # every torch that has graphs has it
     return Host("bool")
 
@@ -457,7 +529,11 @@ def _finite(machine: Machine, event: ev.CallEvent, values: list[Value]) -> Value
 def _zip(machine: Machine, event: ev.CallEvent) -> Value:
     columns = [iterated(machine, one, event.at) for one in event.args]
     count = min((len(column) for column in columns), default=0)
-    return _finite(machine, event, [machine.items("tuple", [column[index] for column in columns], event.at) for index in range(count)])
+    return _finite(
+        machine,
+        event,
+        [machine.items("tuple", [column[index] for column in columns], event.at) for index in range(count)],
+    )
 
 
 def _same_items(machine: Machine, event: ev.CallEvent) -> Value:
@@ -466,7 +542,9 @@ def _same_items(machine: Machine, event: ev.CallEvent) -> Value:
         return machine.items(kind, [], event.at)
     source = event.args[0]
     values = iterated(machine, source, event.at)
-    exact = isinstance(source, Items) and source.exact or isinstance(source, External) and source.name == "range" and len(values) < 3
+    exact = (isinstance(source, Items) and source.exact) or (
+        isinstance(source, External) and source.name == "range" and len(values) < 3
+    )
     if isinstance(source, Tensor):
         return machine.items("list", [values[0]], event.at, exact=False)
     return machine.items("list" if kind in ("sorted", "reversed", "iter") else kind, values, event.at, exact)
@@ -489,7 +567,11 @@ def _map(machine: Machine, event: ev.CallEvent) -> Value:
     if len(event.args) < 2:
         return UNKNOWN
     values = [machine.call(event.args[0], [one], {}, event.at) for one in iterated(machine, event.args[1], event.at)]
-    return machine.items("iterator", values, event.at, isinstance(event.args[1], Items) and event.args[1].exact) if values else UNKNOWN
+    return (
+        machine.items("iterator", values, event.at, isinstance(event.args[1], Items) and event.args[1].exact)
+        if values
+        else UNKNOWN
+    )
 
 
 def _next(machine: Machine, event: ev.CallEvent) -> Value:
@@ -536,7 +618,9 @@ def _none(machine: Machine, event: ev.CallEvent) -> Value:
 def _extreme(machine: Machine, event: ev.CallEvent) -> Value:
     """`min`, `max`, `any`, `all`, `sorted` compare elements on the host."""
     name = event.name.partition(".")[2]
-    values = list(event.args) if len(event.args) > 1 else (iterated(machine, event.args[0], event.at) if event.args else [])
+    values = (
+        list(event.args) if len(event.args) > 1 else (iterated(machine, event.args[0], event.at) if event.args else [])
+    )
     key = event.keywords.get("key")
     compared = values if key is None else [machine.call(key, [one], {}, event.at) for one in values]
     tensors = [one for one in compared if isinstance(one, Tensor)]
@@ -544,7 +628,15 @@ def _extreme(machine: Machine, event: ev.CallEvent) -> Value:
         return join(*values) if values else UNKNOWN
     if tensors and len(values) > 1:
         machine.happen(ev.CompareEvent, event.at, name, tuple(compared))
-        return tensors[0] if name in ("min", "max") else (Host("bool", marks=frozenset({"data"})) if name in ("any", "all") else machine.items("list", values, event.at, exact=False))
+        return (
+            tensors[0]
+            if name in ("min", "max")
+            else (
+                Host("bool", marks=frozenset({"data"}))
+                if name in ("any", "all")
+                else machine.items("list", values, event.at, exact=False)
+            )
+        )
     if name == "sorted":
         return _same_items(machine, event)
     if name in ("any", "all"):
@@ -554,7 +646,12 @@ def _extreme(machine: Machine, event: ev.CallEvent) -> Value:
     if len(event.args) == 1 and values and all(isinstance(one, Host) for one in values):
         inner = [one for one in values if isinstance(one, Host)]
         origins = frozenset(cell for one in inner for cell in one.origins) | machine.origins(event.args[0])
-        if all(one.known for one in inner) and isinstance(event.args[0], Items) and event.args[0].exact and len(inner) == len(event.args[0].slots):
+        if (
+            all(one.known for one in inner)
+            and isinstance(event.args[0], Items)
+            and event.args[0].exact
+            and len(inner) == len(event.args[0].slots)
+        ):
             try:
                 best = (min if name == "min" else max)(one.value for one in inner)
                 return Host(type(best).__name__, best, origins)
@@ -565,10 +662,27 @@ def _extreme(machine: Machine, event: ev.CallEvent) -> Value:
 
 
 _BUILTINS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
-    "len": _len, "isinstance": _isinstance, "getattr": _getattr, "hasattr": _hasattr, "setattr": _setattr, "range": _range_made,
-    "enumerate": _enumerate, "zip": _zip, "list": _same_items, "tuple": _same_items, "set": _same_items, "frozenset": _same_items,
-    "sorted": _extreme, "reversed": _same_items, "iter": _same_items, "dict": _dict, "map": _map, "next": _next, "super": _super, "type": _type,
+    "len": _len, "isinstance": _isinstance, "getattr": _getattr, "hasattr": _hasattr, "setattr": _setattr,
+    "range": _range_made,
+    "enumerate": _enumerate, "zip": _zip, "list": _same_items, "tuple": _same_items, "set": _same_items,
+    "frozenset": _same_items,
+    "sorted": _extreme, "reversed": _same_items, "iter": _same_items, "dict": _dict, "map": _map, "next": _next,
+    "super": _super, "type": _type,
     "sum": _sum, "print": _none, "min": _extreme, "max": _extreme, "any": _extreme, "all": _extreme,
 }  # fmt: skip
 
-__all__ = ["Args", "Closure", "ModuleValue", "Partial", "Words", "Wrapped", "append", "builtin", "example", "is_instance", "iterated", "method", "remove"]
+__all__ = [
+    "Args",
+    "Closure",
+    "ModuleValue",
+    "Partial",
+    "Words",
+    "Wrapped",
+    "append",
+    "builtin",
+    "example",
+    "is_instance",
+    "iterated",
+    "method",
+    "remove",
+]

@@ -1,7 +1,9 @@
 """The state of one walk: scopes, the journal that takes branches back, the clock, the open captures, the budget.
 
-A walk ends because everything is bounded: the number of statements (`Budget`), the depth of calls, the times one function is
-entered with like arguments, the rounds of a loop (two, or the known length up to a few), the size of a Choice. What is cut off by a bound is counted in
+A walk ends because everything is bounded: the number of statements (`Budget`), the depth of calls, the times one
+function is
+entered with like arguments, the rounds of a loop (two, or the known length up to a few), the size of a Choice. What is
+cut off by a bound is counted in
 `unresolved` and shown with `--verbose`; it is never taken for clean.
 """
 
@@ -75,8 +77,12 @@ class State:
         self.whole = False  # the walk began at a program's own entry, so what was not seen did not happen
         self.autocast: list[tuple[External, int]] = []  # with the clock of their entry
         self.default_device = "cpu"
-        self.known_regions: dict[tuple[str, ir.Span], Region] = {}  # what the region finder saw, by the span of its statement or call
-        self.written_in_capture: set[Cell] = set()  # cells that some capture wrote, or that hold what one made: reading them is an event from then on
+        self.known_regions: dict[
+            tuple[str, ir.Span], Region
+        ] = {}  # what the region finder saw, by the span of its statement or call
+        self.written_in_capture: set[Cell] = (
+            set()
+        )  # cells that some capture wrote, or that hold what one made: reading them is an event from then on
         self.gradients = Holder()  # id of a parameter's storage -> its gradient
         self.compiled: list[Wrapped] = []  # everything that torch.compile was given, in order
         self.hooks: list[tuple[str, Value, Value]] = []
@@ -163,12 +169,17 @@ class State:
         cell = Cell(holder, key)
         if self.open and holder.born < self.open[-1].begin:
             self.written_in_capture.add(cell)
-        elif not self.open and isinstance(value, Tensor) and (value.storage.pool is not None or value.storage.via is not None):
+        elif (
+            not self.open
+            and isinstance(value, Tensor)
+            and (value.storage.pool is not None or value.storage.via is not None)
+        ):
             self.written_in_capture.add(cell)  # a result that the next replay overwrites: who reads it later?
         self.happen(ev.WriteEvent, at, cell, old, value, how, self.frame.loops > 0)
 
     def fork(self, *branches: Callable[[], int]) -> list[int]:
-        """Runs each branch from the same state and joins what they leave; a branch that ends the function or loop leaves only what others can see."""
+        """Runs each branch from the same state and joins what they leave; a branch that ends the function or loop
+        leaves only what others can see."""
         outer, here = self.journal, self.frame.scope.slots
         changes: list[dict[tuple[int, Any], tuple[dict[Any, Any], Any, Any]]] = []
         statuses: list[int] = []

@@ -125,9 +125,7 @@ def _zip_longest(machine: Machine, event: ev.CallEvent) -> Value:
 
 def _pairwise(machine: Machine, event: ev.CallEvent) -> Value:
     values = machine.iterate(event.args[0], event.at) if event.args else []
-    pairs: list[Value] = [
-        machine.items("tuple", list(pair), event.at) for pair in itertools.pairwise(values)
-    ]
+    pairs: list[Value] = [machine.items("tuple", list(pair), event.at) for pair in itertools.pairwise(values)]
     return _iterator(machine, pairs, event.at, _exact(*event.args))
 
 

@@ -59,7 +59,8 @@ def _device(machine: Machine, value: Value) -> str:
 
 
 def made_on(machine: Machine) -> str:
-    """Where a factory without a device puts its tensor. In a region that is the host, unless the program says otherwise: default devices are set around the building of models."""
+    """Where a factory without a device puts its tensor. In a region that is the host, unless the program says
+    otherwise: default devices are set around the building of models."""
     return "cpu" if machine.default_device == DEFAULT and machine.open else machine.default_device
 
 
@@ -96,7 +97,9 @@ def function(machine: Machine, event: ev.CallEvent, short: str) -> Value:
     return result(machine, short, tensors, args[1:] if args else (), words, at)
 
 
-def result(machine: Machine, short: str, tensors: list[Tensor], rest: Iterable[Value], words: dict[str, Value], at: ir.Span) -> Value:
+def result(
+    machine: Machine, short: str, tensors: list[Tensor], rest: Iterable[Value], words: dict[str, Value], at: ir.Span
+) -> Value:
     """The common shape of an operator's result."""
     device = _device_of(tensors)
     dtype = _dtype_of(short, tensors, words)
@@ -111,13 +114,45 @@ def result(machine: Machine, short: str, tensors: list[Tensor], rest: Iterable[V
     scale = frozenset(cell for one in tensors for cell in one.scale)
     if scale and device in ("cpu", "pinned"):
         made = replace(made, scale=scale)
-    if short in names.PAIRS and (rank is None or short in ("sort", "topk", "kthvalue", "cummax", "cummin")) and _reduces_along(short, list(rest), words):
+    if (
+        short in names.PAIRS
+        and (rank is None or short in ("sort", "topk", "kthvalue", "cummax", "cummin"))
+        and _reduces_along(short, list(rest), words)
+    ):
         other = machine.tensor(at, device, "int", rank, sure=sure)
         pair = machine.items("minmax", [made, other], at)
         return pair
-    if short in ("svd", "eig", "eigh", "qr", "slogdet", "lu", "lstsq", "lu_factor", "cholesky_ex", "inv_ex", "solve_ex", "std_mean", "var_mean", "aminmax", "frexp", "unique_consecutive") and short != "unique_consecutive":
-        return machine.items("tuple", [made, machine.tensor(at, device, "?", None, sure=sure), machine.tensor(at, device, "?", None, sure=sure)][: 3 if short == "svd" else 2], at)
-    if short in ("unique", "unique_consecutive") and any(isinstance(words.get(key), Host) and words[key].value is True for key in ("return_inverse", "return_counts")):  # type: ignore[attr-defined]
+    if (
+        short
+        in (
+            "svd",
+            "eig",
+            "eigh",
+            "qr",
+            "slogdet",
+            "lu",
+            "lstsq",
+            "lu_factor",
+            "cholesky_ex",
+            "inv_ex",
+            "solve_ex",
+            "std_mean",
+            "var_mean",
+            "aminmax",
+            "frexp",
+            "unique_consecutive",
+        )
+        and short != "unique_consecutive"
+    ):
+        return machine.items(
+            "tuple",
+            [made, machine.tensor(at, device, "?", None, sure=sure), machine.tensor(at, device, "?", None, sure=sure)][
+                : 3 if short == "svd" else 2
+            ],
+            at,
+        )
+    extra = [words.get(key) for key in ("return_inverse", "return_counts")]
+    if short in ("unique", "unique_consecutive") and any(isinstance(one, Host) and one.value is True for one in extra):
         return machine.items("tuple", [made, machine.tensor(at, device, "int", 1)], at, exact=False)
     return made
 
@@ -143,7 +178,11 @@ def _dtype_of(short: str, tensors: list[Tensor], words: dict[str, Value]) -> str
     kinds = {one.dtype for one in tensors}
     if short in ("sum", "cumsum", "prod", "cumprod") and kinds and kinds <= {"int", "bool"}:
         return "int"
-    return kinds.pop() if len(kinds) == 1 and short not in ("sum", "cumsum", "einsum", "div") else ("int" if kinds == {"int"} else "?")
+    return (
+        kinds.pop()
+        if len(kinds) == 1 and short not in ("sum", "cumsum", "einsum", "div")
+        else ("int" if kinds == {"int"} else "?")
+    )
 
 
 def _reduces_along(short: str, rest: list[Value], words: dict[str, Value]) -> bool:
@@ -160,10 +199,38 @@ def _rank_of(short: str, tensors: list[Tensor], rest: list[Value], words: dict[s
         if short in ("norm", "std", "var", "quantile") and "dim" not in words and len(rest) <= 1 and short == "norm":
             return 0
         return None
-    if short.endswith("_loss") or short in ("cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div", "dist", "dot", "trace", "vdot"):
+    if short.endswith("_loss") or short in (
+        "cross_entropy",
+        "binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+        "kl_div",
+        "dist",
+        "dot",
+        "trace",
+        "vdot",
+    ):
         reduction = words.get("reduction")
-        return 0 if reduction is None or (isinstance(reduction, Host) and reduction.known and reduction.value != "none") else None
-    if short in ("cat", "concat", "matmul", "mm", "bmm", "einsum", "linear", "stack", "gather", "take", "embedding", "one_hot", "pad", "outer"):
+        return (
+            0
+            if reduction is None or (isinstance(reduction, Host) and reduction.known and reduction.value != "none")
+            else None
+        )
+    if short in (
+        "cat",
+        "concat",
+        "matmul",
+        "mm",
+        "bmm",
+        "einsum",
+        "linear",
+        "stack",
+        "gather",
+        "take",
+        "embedding",
+        "one_hot",
+        "pad",
+        "outer",
+    ):
         return None
     ranks = [one.rank for one in tensors]
     if not ranks or None in ranks:
@@ -184,7 +251,14 @@ def factory(machine: Machine, event: ev.CallEvent, short: str) -> Value:
     if isinstance(pinned, Host) and pinned.value is True:
         device = "pinned"
     given = dtype_class(words.get("dtype"))
-    dtype = given or {"arange": "int", "randint": "int", "randperm": "int", "LongTensor": "int", "IntTensor": "int", "BoolTensor": "bool"}.get(short, "float")
+    dtype = given or {
+        "arange": "int",
+        "randint": "int",
+        "randperm": "int",
+        "LongTensor": "int",
+        "IntTensor": "int",
+        "BoolTensor": "bool",
+    }.get(short, "float")
     dims = None
     listed = short.endswith("Tensor") and isinstance(first, Items)  # the old constructors take sizes or values
     if listed or short in ("tensor", "as_tensor", "scalar_tensor", "asarray", "from_numpy"):
@@ -206,7 +280,11 @@ def factory(machine: Machine, event: ev.CallEvent, short: str) -> Value:
         if short == "full":
             value = args[1] if len(args) > 1 else words.get("fill_value", UNKNOWN)
             dtype = given or _literal_dtype(value)
-    scale = frozenset(cell for one in (*args, *words.values()) for host in hosts_in(one) for cell in host.origins) if device in ("cpu", "pinned") else frozenset()
+    scale = (
+        frozenset(cell for one in (*args, *words.values()) for host in hosts_in(one) for cell in host.origins)
+        if device in ("cpu", "pinned")
+        else frozenset()
+    )
     made = machine.tensor(at, device, dtype, rank, scale=scale, dims=dims)
     grad = words.get("requires_grad")
     return replace(made, grad=True, leaf=True) if isinstance(grad, Host) and grad.value is True else made
@@ -222,7 +300,9 @@ def _dims(size: list[Value]) -> tuple[tuple[int | None, ...] | None, int | None]
         return None, None
     if any(not isinstance(one, Host) for one in size):
         return None, None if any(not isinstance(one, (Host, Unknown)) for one in size) else len(size)
-    dims = tuple(one.value if isinstance(one, Host) and one.known and isinstance(one.value, int) else None for one in size)
+    dims = tuple(
+        one.value if isinstance(one, Host) and one.known and isinstance(one.value, int) else None for one in size
+    )
     return dims, len(dims)
 
 
@@ -260,7 +340,19 @@ def attribute(machine: Machine, tensor: Tensor, name: str, at: ir.Span) -> Value
     """A plain attribute of a tensor, or None when the name is a method."""
     if name == "shape":
         if tensor.dims is not None:
-            return machine.items("tuple", [Host("int", NO if one is None else one, frozenset(), frozenset({"shape"} if one is not None else {"shape", f"of@{tensor.storage.born}"})) for one in tensor.dims], at)
+            return machine.items(
+                "tuple",
+                [
+                    Host(
+                        "int",
+                        NO if one is None else one,
+                        frozenset(),
+                        frozenset({"shape"} if one is not None else {"shape", f"of@{tensor.storage.born}"}),
+                    )
+                    for one in tensor.dims
+                ],
+                at,
+            )
         return Host("size", marks=frozenset({"shape", f"of@{tensor.storage.born}"}))
     if name == "device":
         known = {"cuda": "cuda", "cpu": "cpu", "pinned": "cpu", "meta": "meta"}.get(_region_device(machine, tensor))
@@ -324,7 +416,9 @@ def method(machine: Machine, event: ev.CallEvent, tensor: Tensor, name: str) -> 
     if name in ("cpu", "cuda", "npu", "xpu", "to", "type"):
         return moved(machine, event, tensor, name)
     if name == "pin_memory":
-        return machine.tensor(at, "pinned" if tensor.on_host else tensor.device, tensor.dtype, tensor.rank, scale=tensor.scale)
+        return machine.tensor(
+            at, "pinned" if tensor.on_host else tensor.device, tensor.dtype, tensor.rank, scale=tensor.scale
+        )
     if name in names.MANY_VIEWS:
         return many(machine, tensor, name, args, words, at)
     if name == "requires_grad_":
@@ -347,7 +441,11 @@ def method(machine: Machine, event: ev.CallEvent, tensor: Tensor, name: str) -> 
     if name == "nonzero" and isinstance(words.get("as_tuple"), Host):
         return machine.items("tuple", [machine.tensor(at, tensor.device, "int", 1)], at)
     made = result(machine, name, [tensor, *others], args, words, at)
-    if isinstance(made, Tensor) and name in ("float", "half", "bfloat16", "double", "long", "int", "bool") and made.storage is not tensor.storage:
+    if (
+        isinstance(made, Tensor)
+        and name in ("float", "half", "bfloat16", "double", "long", "int", "bool")
+        and made.storage is not tensor.storage
+    ):
         return replace(made, device=tensor.device, rank=tensor.rank, scale=tensor.scale)
     return made
 
@@ -375,7 +473,14 @@ def moved(machine: Machine, event: ev.CallEvent, tensor: Tensor, name: str) -> V
         return tensor
     if target == "?" and not dtype and tensor.device == "?":
         return tensor
-    made = machine.tensor(event.at, target, dtype if dtype not in ("", "?") else tensor.dtype, tensor.rank, grad=tensor.grad, sure=tensor.sure)
+    made = machine.tensor(
+        event.at,
+        target,
+        dtype if dtype not in ("", "?") else tensor.dtype,
+        tensor.rank,
+        grad=tensor.grad,
+        sure=tensor.sure,
+    )
     if tensor.device in ("cpu", "pinned") and target in ("cpu", "pinned"):
         made = replace(made, scale=tensor.scale)
     return made
@@ -388,19 +493,55 @@ def _viewed(machine: Machine, tensor: Tensor, name: str, args: tuple[Value, ...]
             rank = tensor.rank + 1
         elif name in ("select",):
             rank = tensor.rank - 1
-        elif name in ("detach", "contiguous", "requires_grad_", "transpose", "permute", "t", "narrow", "alias", "data", "real", "imag"):
+        elif name in (
+            "detach",
+            "contiguous",
+            "requires_grad_",
+            "transpose",
+            "permute",
+            "t",
+            "narrow",
+            "alias",
+            "data",
+            "real",
+            "imag",
+        ):
             rank = tensor.rank
     if name in ("view", "reshape", "expand", "view_as", "reshape_as"):
         sizes = args[0].values if len(args) == 1 and isinstance(args[0], Items) and args[0].exact else list(args)
-        rank = len(sizes) if sizes and all(isinstance(one, (Host, Unknown)) and not (isinstance(one, Host) and one.kind == "size") for one in sizes) else None
+        rank = (
+            len(sizes)
+            if sizes
+            and all(
+                isinstance(one, (Host, Unknown)) and not (isinstance(one, Host) and one.kind == "size") for one in sizes
+            )
+            else None
+        )
     if name == "flatten" and not args:
         rank = 1
-    grad = False if name == "detach" else (True if name == "requires_grad_" and not (args and isinstance(args[0], Host) and args[0].value is False) else tensor.grad)
+    grad = (
+        False
+        if name == "detach"
+        else (
+            True
+            if name == "requires_grad_" and not (args and isinstance(args[0], Host) and args[0].value is False)
+            else tensor.grad
+        )
+    )
     part = tensor.part or name in ("narrow", "select", "diagonal")
-    return replace(tensor, rank=rank, dims=tensor.dims if name in ("detach", "contiguous", "requires_grad_", "alias") else None, grad=grad, part=part, leaf=tensor.leaf or grad and not tensor.grad)
+    return replace(
+        tensor,
+        rank=rank,
+        dims=tensor.dims if name in ("detach", "contiguous", "requires_grad_", "alias") else None,
+        grad=grad,
+        part=part,
+        leaf=tensor.leaf or (grad and not tensor.grad),
+    )
 
 
-def many(machine: Machine, tensor: Tensor, name: str, args: tuple[Value, ...], words: dict[str, Value], at: ir.Span) -> Value:
+def many(
+    machine: Machine, tensor: Tensor, name: str, args: tuple[Value, ...], words: dict[str, Value], at: ir.Span
+) -> Value:
     """Several views of one tensor."""
     rank = tensor.rank - 1 if name == "unbind" and tensor.rank else (tensor.rank if name != "unbind" else None)
     piece = replace(tensor, rank=rank, dims=None, part=True)
@@ -419,7 +560,8 @@ def _inplace(machine: Machine, event: ev.CallEvent, tensor: Tensor, name: str) -
 
 
 def _asked(machine: Machine, tensor: Tensor, wanted: Value | None) -> Tensor:
-    """`x.requires_grad_()`: a leaf of autograd from here on; a parameter that is switched off is remembered as frozen."""
+    """`x.requires_grad_()`: a leaf of autograd from here on; a parameter that is switched off is remembered as
+    frozen."""
     if isinstance(wanted, Host) and wanted.value is False:
         machine.frozen.add(tensor.storage)
         return replace(tensor, grad=False)
@@ -438,4 +580,20 @@ def set_attribute(machine: Machine, tensor: Tensor, name: str, value: Value, at:
         machine.happen(ev.MoveEvent, at, tensor, (tensor.storage,), ".data")
 
 
-__all__ = ["REST", "Cell", "Choice", "Closure", "attribute", "device_text", "dtype_class", "factory", "function", "gradient", "many", "method", "moved", "result", "set_attribute"]
+__all__ = [
+    "REST",
+    "Cell",
+    "Choice",
+    "Closure",
+    "attribute",
+    "device_text",
+    "dtype_class",
+    "factory",
+    "function",
+    "gradient",
+    "many",
+    "method",
+    "moved",
+    "result",
+    "set_attribute",
+]

@@ -86,7 +86,9 @@ def defines(base: str, name: str) -> bool:
     return base.startswith("torch.") or base == "threading.Thread"
 
 
-def prepare_instance(machine: Machine, obj: Instance, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> None:
+def prepare_instance(
+    machine: Machine, obj: Instance, args: list[Value], keywords: dict[str, Value], at: ir.Span
+) -> None:
     if obj.cls.is_module:
         obj.device = machine.default_device
         obj.slots["training"] = const(True) if machine.whole else Host("bool")
@@ -118,22 +120,47 @@ def decorate(machine: Machine, func: Value, target: Value, at: ir.Span) -> Value
     if isinstance(func, Partial) and isinstance(func.func, Symbol):
         name = func.func.name
     if name in ("contextlib.contextmanager", "contextlib.asynccontextmanager") and isinstance(target, Closure):
-        return Closure(target.func, target.module, target.scope, target.owner, target.defaults, "contextmanager", dict(target.facts))
-    if name in ("functools.lru_cache", "functools.cache") or (isinstance(func, External) and func.name in ("functools.lru_cache", "functools.cache")):
+        return Closure(
+            target.func,
+            target.module,
+            target.scope,
+            target.owner,
+            target.defaults,
+            "contextmanager",
+            dict(target.facts),
+        )
+    if name in ("functools.lru_cache", "functools.cache") or (
+        isinstance(func, External) and func.name in ("functools.lru_cache", "functools.cache")
+    ):
         facts: dict[str, Any] = {"results": {}}
         size = None
         if isinstance(func, External):
             size = func.keywords.get("maxsize", func.args[0] if func.args else None)
-        bounded = name == "functools.lru_cache" or isinstance(func, External) and func.name == "functools.lru_cache"
+        bounded = name == "functools.lru_cache" or (isinstance(func, External) and func.name == "functools.lru_cache")
         facts["bounded"] = bounded and not (isinstance(size, Host) and size.kind == "none")
         facts["at"] = at
         return Wrapped(target, "lru_cache", facts)
-    if isinstance(target, Closure) and (name in contexts.GRAD_MODES or isinstance(func, External) and func.name in contexts.GRAD_MODES):
+    if isinstance(target, Closure) and (
+        name in contexts.GRAD_MODES or (isinstance(func, External) and func.name in contexts.GRAD_MODES)
+    ):
         mode = contexts.grad_mode(func) if isinstance(func, External) else name == "torch.enable_grad"
-        return Closure(target.func, target.module, target.scope, target.owner, target.defaults, target.wraps, {**target.facts, "contexts.grad_mode": mode})
+        return Closure(
+            target.func,
+            target.module,
+            target.scope,
+            target.owner,
+            target.defaults,
+            target.wraps,
+            {**target.facts, "contexts.grad_mode": mode},
+        )
     if isinstance(func, External) and func.name == "functools.singledispatch.register":
         return stdlib.register(machine, func.facts["func"], [func.facts["cls"], target], at)
-    if isinstance(func, Bound) and isinstance(func.receiver, Wrapped) and func.receiver.kind == "dispatch" and func.func == "register":
+    if (
+        isinstance(func, Bound)
+        and isinstance(func.receiver, Wrapped)
+        and func.receiver.kind == "dispatch"
+        and func.func == "register"
+    ):
         return stdlib.register(machine, func.receiver, [target], at)
     if name == "functools.singledispatch":
         return machine.call(func, [target], {}, at)
@@ -141,17 +168,31 @@ def decorate(machine: Machine, func: Value, target: Value, at: ir.Span) -> Value
         return machine.call(func, [target], {}, at)
     if name in ("graphlint.capture_safe", "torch.cuda.make_graphed_callables"):
         return machine.call(func, [target], {}, at) if name == "graphlint.capture_safe" else None
-    if isinstance(func, (Closure, Instance, ClassValue)) or isinstance(func, Bound) and isinstance(func.func, Closure):
+    if isinstance(func, (Closure, Instance, ClassValue)) or (
+        isinstance(func, Bound) and isinstance(func.func, Closure)
+    ):
         made = machine.call(func, [target], {}, at)
-        if isinstance(made, (Closure, Wrapped, Instance, Partial)) or isinstance(made, Bound) and isinstance(made.func, Closure):
+        if isinstance(made, (Closure, Wrapped, Instance, Partial)) or (
+            isinstance(made, Bound) and isinstance(made.func, Closure)
+        ):
             return made
     return None
 
 
-def before_enter(machine: Machine, func: Closure, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value | None:
+def before_enter(
+    machine: Machine, func: Closure, args: list[Value], keywords: dict[str, Value], at: ir.Span
+) -> Value | None:
     """A call of a context manager's generator only makes it; it runs at the `with`."""
     if func.wraps == "contextmanager":
-        pending = Closure(func.func, func.module, func.scope, func.owner, func.defaults, "pending", {**func.facts, "args": args, "keywords": keywords})
+        pending = Closure(
+            func.func,
+            func.module,
+            func.scope,
+            func.owner,
+            func.defaults,
+            "pending",
+            {**func.facts, "args": args, "keywords": keywords},
+        )
         return Bound(UNKNOWN, pending)
     if func.wraps == "pending":
         return UNKNOWN
@@ -214,7 +255,9 @@ def call_external(machine: Machine, obj: External, args: list[Value], keywords: 
     return machine.outside(f"{obj.name}.__call__", obj, args, keywords, at)
 
 
-def call_function_class(machine: Machine, cls: ClassInfo, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
+def call_function_class(
+    machine: Machine, cls: ClassInfo, args: list[Value], keywords: dict[str, Value], at: ir.Span
+) -> Value:
     """`MyFunction.apply(...)`: its forward now, its backward when the backward pass runs."""
     found = cls.find("forward")
     result: Value = UNKNOWN
@@ -222,13 +265,20 @@ def call_function_class(machine: Machine, cls: ClassInfo, args: list[Value], key
         closure = machine.method_closure(*found)
         wanted = [param for param in found[0].params if param.kind == "pos"]
         context = External("torch.autograd.function.FunctionCtx", machine.site(at), machine.tick())
-        result = machine.enter(closure, [context, *args] if wanted and wanted[0].name in ("ctx", "self", "context", "_ctx") else args, keywords, at)
+        result = machine.enter(
+            closure,
+            [context, *args] if wanted and wanted[0].name in ("ctx", "self", "context", "_ctx") else args,
+            keywords,
+            at,
+        )
     if cls not in machine.functions:
         machine.functions.append(cls)
     return result
 
 
-def call_on_callable(machine: Machine, func: Value, name: str, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
+def call_on_callable(
+    machine: Machine, func: Value, name: str, args: list[Value], keywords: dict[str, Value], at: ir.Span
+) -> Value:
     """A method of a function object."""
     if isinstance(func, Wrapped) and name == "cache_clear":
         machine.happen(ev.CallEvent, at, "functools.cache_clear", func, tuple(args), keywords, NONE)
@@ -259,24 +309,49 @@ def call(machine: Machine, event: ev.CallEvent) -> Value:
     head, _, last = name.rpartition(".")
     if head == "torch.cuda" and last in names.FACTORIES:
         return tensors.factory(machine, event, last)
-    if head == "torch" or head == "torch.nn.functional" or head in ("torch.special", "torch.linalg", "torch.fft", "torch._C._nn", "torch.ops.aten"):
+    if (
+        head == "torch"
+        or head == "torch.nn.functional"
+        or head in ("torch.special", "torch.linalg", "torch.fft", "torch._C._nn", "torch.ops.aten")
+    ):
         if head == "torch" and last[:1].isupper() and last not in names.FACTORIES:
             return objects.made(machine, event)
         return tensors.function(machine, event, last)
     if modules.is_module_name(name):
         return modules.make(machine, event)
-    if name.startswith("torch.optim.") and last[:1].isupper() and ".lr_scheduler" not in name and "swa_utils" not in name:
+    if (
+        name.startswith("torch.optim.")
+        and last[:1].isupper()
+        and ".lr_scheduler" not in name
+        and "swa_utils" not in name
+    ):
         return modules.make_optimizer(machine, event)
     if head == "torch.nn.init" or (head.startswith("torch") and last.endswith("_")):
         return _inplace_function(machine, event)
     if last[:1].isupper() or last in ("lru_cache",):
         return objects.made(machine, event)
-    if head in ("math", "operator", "random", "time", "os", "numpy.random", "datetime", "uuid", "secrets") or name.startswith(("os.", "time.", "random.")):
+    if head in (
+        "math",
+        "operator",
+        "random",
+        "time",
+        "os",
+        "numpy.random",
+        "datetime",
+        "uuid",
+        "secrets",
+    ) or name.startswith(("os.", "time.", "random.")):
         return _host_function(machine, event, head)
     if name.startswith(("numpy.", "np.")):
         return Host("ndarray")
-    if head in ("triton", "triton.runtime.driver") and last[:1].islower() and last not in ("jit", "autotune", "heuristics"):
-        return Host("int", marks=frozenset(mark for arg in event.args for mark in machine.marks(arg)))  # cdiv, next_power_of_2
+    if (
+        head in ("triton", "triton.runtime.driver")
+        and last[:1].islower()
+        and last not in ("jit", "autotune", "heuristics")
+    ):
+        return Host(
+            "int", marks=frozenset(mark for arg in event.args for mark in machine.marks(arg))
+        )  # cdiv, next_power_of_2
     if name.startswith(("torch.ops.", "flash_attn", "xformers", "transformer_engine", "triton", "torch.nn.")):
         given = [one for arg in (*event.args, *event.keywords.values()) for one in tensors_in(arg)]
         return machine.tensor(event.at, tensors._device_of(given) if given else "?") if given else UNKNOWN
@@ -299,7 +374,8 @@ def _host_function(machine: Machine, event: ev.CallEvent, head: str) -> Value:
 
 
 def _variable(event: ev.CallEvent, marks: frozenset[str]) -> Value:
-    """A variable of the environment has its default, as far as a region's branches go (see `truth`); what it is used for is only known to be text."""
+    """A variable of the environment has its default, as far as a region's branches go (see `truth`); what it is used
+    for is only known to be text."""
     default = event.args[1] if len(event.args) > 1 else event.keywords.get("default", NONE)
     if isinstance(default, Host) and default.known:
         return Host(default.kind, default.value, default.origins, marks)
@@ -309,7 +385,11 @@ def _variable(event: ev.CallEvent, marks: frozenset[str]) -> Value:
 def _inplace_function(machine: Machine, event: ev.CallEvent) -> Value:
     for one in tensors_in(event.args[0]) if event.args else []:
         machine.happen(ev.InplaceEvent, event.at, one.storage, event.name.rpartition(".")[2], None, False)
-    return event.args[0] if event.args and isinstance(event.args[0], Tensor) else (machine.tensor(event.at, "cuda", "float", 0) if "norm" in event.name else UNKNOWN)
+    return (
+        event.args[0]
+        if event.args and isinstance(event.args[0], Tensor)
+        else (machine.tensor(event.at, "cuda", "float", 0) if "norm" in event.name else UNKNOWN)
+    )
 
 
 __all__ = ["call", "decorate", "symbol"]

@@ -1,14 +1,16 @@
 """What the flow knows of one value: a small lattice, and objects that live on an abstract heap.
 
     Unknown      nothing is known
-    Host         a Python number, string, device, dtype ...: a constant, or only its kind; where it came from (`origins`)
+    Host         a Python number, string, device, dtype ...: a constant, or only its kind; where it came from
+    (`origins`)
     Tensor       device, dtype class, rank, the storage it looks into
     Holder       what has slots that can be written: an instance, a module, a list, a dict, a scope
     Symbol       something outside the project, by qualified name (`torch.cuda.graph`)
     Closure ...  what can be called
     Choice       one of a few of these
 
-`Host`, `Tensor` and `Symbol` never change; holders do, and only through `Machine.put`, which keeps the journal that lets
+`Host`, `Tensor` and `Symbol` never change; holders do, and only through `Machine.put`, which keeps the journal that
+lets
 a branch be taken back.
 """
 
@@ -44,7 +46,8 @@ class Value:
 
 
 class Unknown(Value):
-    """Nothing is known. `text` may say what it was in the source, for messages; `some`: it is not None (a result of arithmetic)."""
+    """Nothing is known. `text` may say what it was in the source, for messages; `some`: it is not None (a result of
+    arithmetic)."""
 
     __slots__ = ("some", "text")
 
@@ -78,8 +81,10 @@ class Cell:
 class Host(Value):
     """A value that lives on the host.
 
-    `kind`: int, float, bool, str, none, device, dtype, size, ndarray, any. `value` is the constant or NO. `origins`: the cells it was read from.
-    `marks`: `shape` (from a tensor's metadata), `data` (read from a tensor's contents), `read@N` (by the call with clock N), `random`, `clock`, `env`, `counter`.
+    `kind`: int, float, bool, str, none, device, dtype, size, ndarray, any. `value` is the constant or NO. `origins`:
+    the cells it was read from.
+    `marks`: `shape` (from a tensor's metadata), `data` (read from a tensor's contents), `read@N` (by the call with
+    clock N), `random`, `clock`, `env`, `counter`.
     """
 
     kind: str = "any"
@@ -117,14 +122,18 @@ class Storage:
         self.via: Capture | None = None  # outputs of a compiled or graphed callable
 
 
-DEFAULT: Final = "default"  # the device of what was made without one, where the program's default device is not seen: neither host nor GPU is claimed
+# the device of what was made without one, where the program's default device is not seen: neither host nor GPU is
+# claimed
+DEFAULT: Final = "default"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor(Value):
-    """A tensor. `device`: cuda, cpu, pinned, meta, default or ?; `dtype`: bool, int, float or ?; `rank`: dimensions or None.
+    """A tensor. `device`: cuda, cpu, pinned, meta, default or ?; `dtype`: bool, int, float or ?; `rank`: dimensions or
+    None.
 
-    `sure`: something shows that it is a tensor at all (it is not only a guess from a parameter's use). `data_sized`: its shape comes from contents.
+    `sure`: something shows that it is a tensor at all (it is not only a guess from a parameter's use). `data_sized`:
+    its shape comes from contents.
     `grad`: it takes part in autograd.
     """
 
@@ -183,7 +192,8 @@ class Scope(Holder):
 
 
 class Instance(Holder):
-    """An object of a class of the project. `synthetic`: made up by the analysis, so a missing slot is unknown, not an error."""
+    """An object of a class of the project. `synthetic`: made up by the analysis, so a missing slot is unknown, not an
+    error."""
 
     __slots__ = ("cls", "device", "synthetic")
 
@@ -195,7 +205,8 @@ class Instance(Holder):
 
 
 class External(Holder):
-    """An object of a class outside the project: `name` is the class (`torch.optim.AdamW`), `args` what it was made with."""
+    """An object of a class outside the project: `name` is the class (`torch.optim.AdamW`), `args` what it was made
+    with."""
 
     __slots__ = ("args", "device", "facts", "keywords", "name")
 
@@ -209,7 +220,8 @@ class External(Holder):
 
 
 class Items(Holder):
-    """A list, tuple, set or iterator: slots 0, 1, 2 ... while its length is known (`exact`), one summary value under "*" else.
+    """A list, tuple, set or iterator: slots 0, 1, 2 ... while its length is known (`exact`), one summary value under
+    "*" else.
 
     `fields`: the names of a named tuple.
     """
@@ -273,7 +285,8 @@ class Partial(Value):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wrapped(Value):
-    """A callable behind a wrapper that matters: `kind` is compile, graphed, graphed-te, cudagraph-module, capture-safe, lru_cache."""
+    """A callable behind a wrapper that matters: `kind` is compile, graphed, graphed-te, cudagraph-module, capture-safe,
+    lru_cache."""
 
     func: Value
     kind: str
@@ -326,7 +339,13 @@ def _same(one: Value, other: Value) -> bool:
     if isinstance(one, Unknown) and isinstance(other, Unknown):
         return True
     if isinstance(one, Host) and isinstance(other, Host):
-        return one.kind == other.kind and one.known == other.known and one.value == other.value and one.origins == other.origins and one.marks == other.marks
+        return (
+            one.kind == other.kind
+            and one.known == other.known
+            and one.value == other.value
+            and one.origins == other.origins
+            and one.marks == other.marks
+        )
     if isinstance(one, Symbol):
         return one == other
     return False
