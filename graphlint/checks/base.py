@@ -97,16 +97,30 @@ class Walk:
         """The replays that run this capture: those of its graph after its end and before the graph is captured anew."""
         known = self._replays.get(capture.begin)
         if known is None:
-            later = [one.begin for one in self.captures if one is not capture and one.graph is capture.graph and one.begin > capture.begin and capture.graph is not None]
+            later = [
+                one.begin
+                for one in self.captures
+                if one is not capture
+                and one.graph is capture.graph
+                and one.begin > capture.begin
+                and capture.graph is not None
+            ]
             until = min(later, default=1 << 60)
-            known = [event for event in self.of(ev.ReplayEvent) if event.graph is not None and event.graph is capture.graph and capture.end < event.clock < until]
+            known = [
+                event
+                for event in self.of(ev.ReplayEvent)
+                if event.graph is not None and event.graph is capture.graph and capture.end < event.clock < until
+            ]
             self._replays[capture.begin] = known
         return known
 
-
     def kept(self, capture: ev.Capture) -> bool:
         """Whether something that outlives the capturing function holds its graph: an attribute, a list, a closure, the caller."""
-        return any(_holds_graph(event, capture) for event in self.events if event.clock > capture.begin or isinstance(event, ev.WriteEvent))
+        return any(
+            _holds_graph(event, capture)
+            for event in self.events
+            if event.clock > capture.begin or isinstance(event, ev.WriteEvent)
+        )
 
 
 def _holds_graph(event: ev.Event, capture: ev.Capture) -> bool:
@@ -127,7 +141,11 @@ def reaches(value: Value, graph: Holder | None, depth: int = 3) -> bool:
             return True
         if depth and isinstance(one, Closure) and any(reaches(inner, graph, 0) for inner in one.scope.slots.values()):
             return True
-        if depth and isinstance(one, (Items, Mapping, Instance, External)) and any(reaches(inner, graph, depth - 1) for inner in list(one.slots.values())):
+        if (
+            depth
+            and isinstance(one, (Items, Mapping, Instance, External))
+            and any(reaches(inner, graph, depth - 1) for inner in list(one.slots.values()))
+        ):
             return True
     return False
 
@@ -157,7 +175,10 @@ def on_host(value: Value | None) -> bool:
 
 
 def unknown(value: Value) -> bool:
-    return all(isinstance(one, Unknown) or (isinstance(one, Bound) and isinstance(one.receiver, Unknown)) for one in alternatives(value))
+    return all(
+        isinstance(one, Unknown) or (isinstance(one, Bound) and isinstance(one.receiver, Unknown))
+        for one in alternatives(value)
+    )
 
 
 def constant(value: Value | None) -> object:
@@ -197,13 +218,24 @@ def cell_name(cell: Cell) -> str:
     """How a reader would call the cell: `self.scale`, `temperature`, `group['lr']`."""
     if isinstance(cell.holder, Scope):
         return str(cell.key)
-    return f".{cell.key}" if isinstance(cell.holder, (Instance, External)) and isinstance(cell.key, str) else f"[{cell.key!r}]"
+    return (
+        f".{cell.key}"
+        if isinstance(cell.holder, (Instance, External)) and isinstance(cell.key, str)
+        else f"[{cell.key!r}]"
+    )
 
 
 def inplace_after(storage: Storage, capture: ev.Capture, walk: Walk) -> ev.InplaceEvent | None:
     """A write outside into this memory, between the capture and its last replay."""
     last = max((event.clock for event in walk.replays(capture)), default=0)
-    return next((event for event in walk.of(ev.InplaceEvent) if event.storage is storage and event.capture is None and capture.end < event.clock < last), None)
+    return next(
+        (
+            event
+            for event in walk.of(ev.InplaceEvent)
+            if event.storage is storage and event.capture is None and capture.end < event.clock < last
+        ),
+        None,
+    )
 
 
 def replayed_after(capture: ev.Capture, clock: int, walk: Walk) -> ev.ReplayEvent | None:
@@ -231,4 +263,26 @@ def storages(values: Iterable[Value]) -> set[Storage]:
     return {one.storage for value in values for one in tensors_in(value)}
 
 
-__all__ = ["DIRECT", "Holder", "Report", "Walk", "at", "cell_name", "constant", "given_true", "inplace_after", "is_none", "of_class", "on_device", "on_host", "operands", "place", "replayed_after", "storages", "surely_on_device", "unknown", "where", "within"]
+__all__ = [
+    "DIRECT",
+    "Holder",
+    "Report",
+    "Walk",
+    "at",
+    "cell_name",
+    "constant",
+    "given_true",
+    "inplace_after",
+    "is_none",
+    "of_class",
+    "on_device",
+    "on_host",
+    "operands",
+    "place",
+    "replayed_after",
+    "storages",
+    "surely_on_device",
+    "unknown",
+    "where",
+    "within",
+]

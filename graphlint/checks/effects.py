@@ -24,19 +24,38 @@ def unrepeated_effect(walk: Walk) -> Iterator[Report]:
         first = replays[0].clock
         seen: set[Cell] = set()
         for event in walk.inside(capture):
-            if isinstance(event, ev.WriteEvent) and event.cell not in seen and _old(event.cell.holder, capture) and not _put_back(event.cell, capture, walk):
+            if (
+                isinstance(event, ev.WriteEvent)
+                and event.cell not in seen
+                and _old(event.cell.holder, capture)
+                and not _put_back(event.cell, capture, walk)
+            ):
                 why = _relied_on(event, capture, first, walk)
                 if why is not None:
                     seen.add(event.cell)
-                    yield _unrepeated(event, why, walk, "the region relies on it here, at each replay" if why.capture is capture else "code outside the graph relies on it here", cell_name(event.cell).lstrip("."))
-            elif isinstance(event, ev.MutateEvent) and event.name in (_GROWING | _SHRINKING if walk.whole else _GROWING) and _old(event.holder, capture):
+                    yield _unrepeated(
+                        event,
+                        why,
+                        walk,
+                        "the region relies on it here, at each replay"
+                        if why.capture is capture
+                        else "code outside the graph relies on it here",
+                        cell_name(event.cell).lstrip("."),
+                    )
+            elif (
+                isinstance(event, ev.MutateEvent)
+                and event.name in (_GROWING | _SHRINKING if walk.whole else _GROWING)
+                and _old(event.holder, capture)
+            ):
                 use = _container_used(event, replays, walk)
                 if use is not None and not _collects(event, capture):
                     yield _unrepeated(event, use, walk)
                     break
 
 
-def _unrepeated(event: ev.Event, use: ev.Event, walk: Walk, why: str = "code outside the graph relies on it here", value: str = "") -> Report:
+def _unrepeated(
+    event: ev.Event, use: ev.Event, walk: Walk, why: str = "code outside the graph relies on it here", value: str = ""
+) -> Report:
     """The report of an effect, or of the hook that has it."""
     hook = hook_of(event.frame, walk)
     if hook is not None:
@@ -64,9 +83,21 @@ def _old(holder: Holder, capture: ev.Capture) -> bool:
 def _relied_on(event: ev.WriteEvent, capture: ev.Capture, first: int, walk: Walk) -> ev.Event | None:
     """Where code outside needs the write to happen at each replay: it counts, or resets what the region sets."""
     plain = any(isinstance(one, Host) for one in alternatives(event.new))
-    outside = [one for one in walk.of(ev.WriteEvent) if one.cell == event.cell and one.capture is None and one.clock > capture.end and (_other(one.new, event.new) if plain else is_none(one.new)) and one.at != event.at]
-    reads = [one for one in walk.of(ev.ReadEvent) if one.cell == event.cell and one.capture is None and one.clock > first]
-    if event.how == "augment" and any(isinstance(one, Host) and one.kind in ("int", "float", "any") for one in alternatives(event.new)):
+    outside = [
+        one
+        for one in walk.of(ev.WriteEvent)
+        if one.cell == event.cell
+        and one.capture is None
+        and one.clock > capture.end
+        and (_other(one.new, event.new) if plain else is_none(one.new))
+        and one.at != event.at
+    ]
+    reads = [
+        one for one in walk.of(ev.ReadEvent) if one.cell == event.cell and one.capture is None and one.clock > first
+    ]
+    if event.how == "augment" and any(
+        isinstance(one, Host) and one.kind in ("int", "float", "any") for one in alternatives(event.new)
+    ):
         if _set_before(event, capture, walk):
             return None
         return reads[0] if reads else _used_inside(event, capture, walk)
@@ -79,13 +110,23 @@ def _relied_on(event: ev.WriteEvent, capture: ev.Capture, first: int, walk: Walk
 
 def _set_before(count: ev.WriteEvent, capture: ev.Capture, walk: Walk) -> bool:
     """Whether the region itself starts the count: it then comes to the same at each run."""
-    return any(isinstance(event, ev.WriteEvent) and event.cell == count.cell and event.clock < count.clock and event.how != "augment" for event in walk.inside(capture))
+    return any(
+        isinstance(event, ev.WriteEvent)
+        and event.cell == count.cell
+        and event.clock < count.clock
+        and event.how != "augment"
+        for event in walk.inside(capture)
+    )
 
 
 def _used_inside(count: ev.WriteEvent, capture: ev.Capture, walk: Walk) -> ev.Event | None:
     """Where the region computes on the device with a number that it counts on in Python."""
     for event in walk.inside(capture):
-        if event.clock > count.clock and any(count.cell in host.origins for host, _ in uses(event)) and not isinstance(event, (ev.TestEvent, ev.LoopEvent)):
+        if (
+            event.clock > count.clock
+            and any(count.cell in host.origins for host, _ in uses(event))
+            and not isinstance(event, (ev.TestEvent, ev.LoopEvent))
+        ):
             return event
     return None
 
@@ -115,9 +156,24 @@ def unscaled_twice(walk: Walk) -> Iterator[Report]:
         if event.name != "torch.amp.GradScaler.unscale_" or event.capture is None or not walk.replays(event.capture):
             continue
         first = walk.replays(event.capture)[0].clock
-        step = next((one for one in walk.of(ev.CallEvent) if one.name == "torch.amp.GradScaler.step" and one.receiver is event.receiver and one.capture is None and one.clock > first), None)
+        step = next(
+            (
+                one
+                for one in walk.of(ev.CallEvent)
+                if one.name == "torch.amp.GradScaler.step"
+                and one.receiver is event.receiver
+                and one.capture is None
+                and one.clock > first
+            ),
+            None,
+        )
         if step is not None:
-            report = at(event, "unrepeated-effect", where=place(step.frame, step.at), value="the scaler's note that it has unscaled")
+            report = at(
+                event,
+                "unrepeated-effect",
+                where=place(step.frame, step.at),
+                value="the scaler's note that it has unscaled",
+            )
             report.related.append((step.frame, step.at, "the scaler does not know of it here, and unscales again"))
             yield report
             return
@@ -142,14 +198,20 @@ def _put_back(cell: Cell, capture: ev.Capture, walk: Walk) -> bool:
     if len(writes) < 2:
         return False
     first, last = writes[0].old, writes[-1].new
-    if first is last or (isinstance(first, Host) and isinstance(last, Host) and first.known and last.known and first.value == last.value):
+    if first is last or (
+        isinstance(first, Host) and isinstance(last, Host) and first.known and last.known and first.value == last.value
+    ):
         return True
     return writes[0].how == writes[-1].how == "augment" and writes[0].at != writes[-1].at
 
 
 def _other(new: Value, old: Value) -> bool:
     if isinstance(new, Host) and isinstance(old, Host):
-        return (not (new.known and old.known and new.value == old.value) and new.kind != old.kind) or new.known != old.known or new.value != old.value
+        return (
+            (not (new.known and old.known and new.value == old.value) and new.kind != old.kind)
+            or new.known != old.known
+            or new.value != old.value
+        )
     return True
 
 
@@ -179,7 +241,21 @@ def first_step_branch(walk: Walk) -> Iterator[Report]:
                     continue
                 for cell in host.origins:
                     later = next((write for write in writes if write.cell == cell and write.clock > test.clock), None)
-                    if later is not None and not _put_back(cell, capture, walk) and _old(cell.holder, capture) and ((isinstance(later.new, Host) and _flips(later, host)) or (test.otherwise and "none" in host.marks and is_none(later.old) and any(isinstance(one, Tensor) for one in alternatives(later.new)))) and walk.replays(capture):
+                    if (
+                        later is not None
+                        and not _put_back(cell, capture, walk)
+                        and _old(cell.holder, capture)
+                        and (
+                            (isinstance(later.new, Host) and _flips(later, host))
+                            or (
+                                test.otherwise
+                                and "none" in host.marks
+                                and is_none(later.old)
+                                and any(isinstance(one, Tensor) for one in alternatives(later.new))
+                            )
+                        )
+                        and walk.replays(capture)
+                    ):
                         report = at(test, "first-step-branch", value=cell_name(cell).lstrip("."))
                         report.related.append((later.frame, later.at, "the region changes it here, once, at capture"))
                         yield report
@@ -198,13 +274,28 @@ def region_cache(walk: Walk) -> Iterator[Report]:
     for capture in captured(walk):
         if not (walk.whole or capture.frame.name.endswith("__init__")) or capture.kind == "graphed-callable":
             continue
-        tested = {cell for event in walk.inside(capture) if isinstance(event, ev.TestEvent) and not event.otherwise for one in alternatives(event.value) if isinstance(one, Host) for cell in one.origins}
+        tested = {
+            cell
+            for event in walk.inside(capture)
+            if isinstance(event, ev.TestEvent) and not event.otherwise
+            for one in alternatives(event.value)
+            if isinstance(one, Host)
+            for cell in one.origins
+        }
         for event in walk.inside(capture):
-            if not isinstance(event, ev.WriteEvent) or not isinstance(event.new, Tensor) or event.new.storage.pool is not capture:
+            if (
+                not isinstance(event, ev.WriteEvent)
+                or not isinstance(event.new, Tensor)
+                or event.new.storage.pool is not capture
+            ):
                 continue
-            if not _old(event.cell.holder, capture) or (isinstance(event.cell.holder, Scope) and event.cell.holder.outer is not None):
+            if not _old(event.cell.holder, capture) or (
+                isinstance(event.cell.holder, Scope) and event.cell.holder.outer is not None
+            ):
                 continue
-            empty = (event.old is None and isinstance(event.cell.holder, Mapping)) or (isinstance(event.old, Host) and event.old.kind == "none")
+            empty = (event.old is None and isinstance(event.cell.holder, Mapping)) or (
+                isinstance(event.old, Host) and event.old.kind == "none"
+            )
             if not empty or not (event.cell in tested or isinstance(event.cell.holder, Mapping)):
                 continue
             if isinstance(event.cell.holder, Mapping) and event.frame is capture.frame:
@@ -217,7 +308,9 @@ def region_cache(walk: Walk) -> Iterator[Report]:
 
 def _is_output(cell: Cell, capture: ev.Capture, walk: Walk) -> bool:
     """Whether the slot is merely where the region leaves its result: nothing in the region read it before."""
-    return not any(event.capture is capture and event.cell == cell for event in walk.of(ev.ReadEvent)) and not isinstance(cell.holder, Mapping)
+    return not any(
+        event.capture is capture and event.cell == cell for event in walk.of(ev.ReadEvent)
+    ) and not isinstance(cell.holder, Mapping)
 
 
 __all__ = ["External"]

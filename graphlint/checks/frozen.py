@@ -81,9 +81,16 @@ def uses(event: ev.Event) -> Iterator[tuple[Host, str]]:
     elif isinstance(event, ev.IndexEvent):
         if any(isinstance(one, Tensor) for one in alternatives(event.obj)):
             yield from ((one, "frozen-scalar") for one in _in_index(event.index))
-    elif isinstance(event, ev.CallEvent) and event.name.startswith(("torch.", "flash_attn", "xformers", "transformer_engine")) and ".optim." not in event.name:
+    elif (
+        isinstance(event, ev.CallEvent)
+        and event.name.startswith(("torch.", "flash_attn", "xformers", "transformer_engine"))
+        and ".optim." not in event.name
+    ):
         lengths = {5: "max_seqlen_q", 6: "max_seqlen_k"} if "varlen" in event.name else {}
-        for name, value in (*((lengths.get(index, ""), one) for index, one in enumerate(event.args)), *event.keywords.items()):
+        for name, value in (
+            *((lengths.get(index, ""), one) for index, one in enumerate(event.args)),
+            *event.keywords.items(),
+        ):
             rule = "frozen-max-seqlen" if name.startswith(LENGTHS) else "frozen-scalar"
             yield from ((one, rule) for one in hosts_in(value) if one.kind not in ("device", "dtype", "str", "none"))
     elif isinstance(event, ev.LoopEvent) and isinstance(event.value, External) and event.value.name == "range":
@@ -100,14 +107,26 @@ def _in_index(index: Value) -> list[Host]:
     return found
 
 
-def _later(cell: Cell, host: Host, capture: ev.Capture, changes: dict[Cell, list[ev.WriteEvent]], walk: Walk) -> ev.WriteEvent | None:
+def _later(
+    cell: Cell, host: Host, capture: ev.Capture, changes: dict[Cell, list[ev.WriteEvent]], walk: Walk
+) -> ev.WriteEvent | None:
     """The first write after the capture that gives the cell another value, with a replay behind it."""
     if _written_inside(cell, capture, walk):
         return None  # the region sets the value itself
     for change in changes.get(cell, ()):
-        if change.clock < capture.end or not _differs(change, "none" in host.marks) or _set_again(change, capture, walk) or _undone(change, host, capture, walk):
+        if (
+            change.clock < capture.end
+            or not _differs(change, "none" in host.marks)
+            or _set_again(change, capture, walk)
+            or _undone(change, host, capture, walk)
+        ):
             continue
-        if isinstance(cell.holder, Scope) and cell.holder.outer is not None and change.frame.scope is not cell.holder and change.how == "assign":
+        if (
+            isinstance(cell.holder, Scope)
+            and cell.holder.outer is not None
+            and change.frame.scope is not cell.holder
+            and change.how == "assign"
+        ):
             continue
         if _stale_after(change, capture, walk):
             return change
@@ -121,7 +140,9 @@ def _written_inside(cell: Cell, capture: ev.Capture, walk: Walk) -> bool:
 def _differs(change: ev.WriteEvent, asked_for_none: bool = False) -> bool:
     old, new = change.old, change.new
     if asked_for_none and (is_none(old) or is_none(new)):
-        return is_none(old) != is_none(new) and not any(is_none(one) for value in (old, new) if isinstance(value, Choice) for one in value.values)
+        return is_none(old) != is_none(new) and not any(
+            is_none(one) for value in (old, new) if isinstance(value, Choice) for one in value.values
+        )
     if asked_for_none and not (isinstance(old, Host) and isinstance(new, Host) and old.kind == new.kind == "bool"):
         return False
     from_caller = unknown(new) and isinstance(old, Host)  # `self.scale = scale` in a method: whatever the caller says
@@ -133,32 +154,75 @@ def _differs(change: ev.WriteEvent, asked_for_none: bool = False) -> bool:
 
 
 def _set_again(change: ev.WriteEvent, capture: ev.Capture, walk: Walk) -> bool:
-    """Whether the statement that set the value before the capture merely runs again, with a value that is not known: a `plan()` called anew, as often with the same arguments as not."""
-    before = next((event for event in reversed(walk.of(ev.WriteEvent)) if event.cell == change.cell and event.clock < capture.end), None)
-    return before is not None and before.at == change.at and before.frame.func is change.frame.func and not (isinstance(change.new, Host) and change.new.known)
+    """Whether the statement that set the value before the capture merely runs again, with a value that is not known.
+
+    That is a `plan()` called anew, as often with the same arguments as not.
+    """
+    before = next(
+        (
+            event
+            for event in reversed(walk.of(ev.WriteEvent))
+            if event.cell == change.cell and event.clock < capture.end
+        ),
+        None,
+    )
+    return (
+        before is not None
+        and before.at == change.at
+        and before.frame.func is change.frame.func
+        and not (isinstance(change.new, Host) and change.new.known)
+    )
 
 
 def _undone(change: ev.WriteEvent, host: Host, capture: ev.Capture, walk: Walk) -> bool:
     """Whether the value of the capture is back before the next replay."""
     replay = next((event for event in walk.replays(capture) if event.clock > change.clock), None)
-    later = [event for event in walk.of(ev.WriteEvent) if event.cell == change.cell and change.clock < event.clock and (replay is None or event.clock < replay.clock)]
-    return replay is not None and bool(later) and isinstance(later[-1].new, Host) and later[-1].new.known and later[-1].new.value == host.value
+    later = [
+        event
+        for event in walk.of(ev.WriteEvent)
+        if event.cell == change.cell and change.clock < event.clock and (replay is None or event.clock < replay.clock)
+    ]
+    return (
+        replay is not None
+        and bool(later)
+        and isinstance(later[-1].new, Host)
+        and later[-1].new.known
+        and later[-1].new.value == host.value
+    )
 
 
 def _stale_after(change: ev.WriteEvent, capture: ev.Capture, walk: Walk) -> bool:
     """Whether the graph of this capture still runs after the change."""
-    anew = min((one.begin for one in walk.captures if one.at == capture.at and one.begin > change.clock), default=1 << 60)
+    anew = min(
+        (one.begin for one in walk.captures if one.at == capture.at and one.begin > change.clock), default=1 << 60
+    )
     if any(change.clock < event.clock < anew for event in walk.replays(capture)):
         return True  # and not on purpose, beside another graph that was captured for the new value
     if walk.whole:
         return False
     # a class seen by itself: its methods are called in any order, unless the change comes with a new capture or drops the graph
-    again = [one for one in walk.captures if one is not capture and one.at == capture.at and one.frame.module is capture.frame.module and one.begin > change.clock]
-    dropped = any(isinstance(event, ev.WriteEvent) and event.frame is change.frame and event.old is capture.graph and capture.graph is not None for event in walk.of(ev.WriteEvent))
-    return not again and not dropped and bool(walk.replays(capture)) and walk.kept(capture) and change.frame.name.rpartition(".")[2] not in ("__init__", "reset", "setup", "initialize")
-
-
-# --- optimizers ------------------------------------------------------------------------------------------------------
+    again = [
+        one
+        for one in walk.captures
+        if one is not capture
+        and one.at == capture.at
+        and one.frame.module is capture.frame.module
+        and one.begin > change.clock
+    ]
+    dropped = any(
+        isinstance(event, ev.WriteEvent)
+        and event.frame is change.frame
+        and event.old is capture.graph
+        and capture.graph is not None
+        for event in walk.of(ev.WriteEvent)
+    )
+    return (
+        not again
+        and not dropped
+        and bool(walk.replays(capture))
+        and walk.kept(capture)
+        and change.frame.name.rpartition(".")[2] not in ("__init__", "reset", "setup", "initialize")
+    )
 
 
 def cpu_scalar(walk: Walk) -> Iterator[Report]:
@@ -166,13 +230,28 @@ def cpu_scalar(walk: Walk) -> Iterator[Report]:
     seen: set[int] = set()
     for event in walk.events:
         capture = event.capture
-        if capture is None or capture.kind == "compile" or "guarded" in capture.tags or not isinstance(event, (ev.OpEvent, ev.CallEvent)):
+        if (
+            capture is None
+            or capture.kind == "compile"
+            or "guarded" in capture.tags
+            or not isinstance(event, (ev.OpEvent, ev.CallEvent))
+        ):
             continue
-        values = event.operands if isinstance(event, ev.OpEvent) else ((*event.args, *event.keywords.values()) if event.name.startswith("torch.") else ())
-        mixed = any(isinstance(one, Tensor) and not one.on_host for value in values for one in alternatives(value)) or (isinstance(event, ev.CallEvent) and isinstance(event.receiver, Tensor))
+        values = (
+            event.operands
+            if isinstance(event, ev.OpEvent)
+            else ((*event.args, *event.keywords.values()) if event.name.startswith("torch.") else ())
+        )
+        mixed = any(isinstance(one, Tensor) and not one.on_host for value in values for one in alternatives(value)) or (
+            isinstance(event, ev.CallEvent) and isinstance(event.receiver, Tensor)
+        )
         for value in values:
             for one in alternatives(value):
-                if not (isinstance(one, Tensor) and one.on_host and one.rank == 0 and mixed) or id(one.storage) in seen or one.storage.born > capture.begin:
+                if (
+                    not (isinstance(one, Tensor) and one.on_host and one.rank == 0 and mixed)
+                    or id(one.storage) in seen
+                    or one.storage.born > capture.begin
+                ):
                     continue
                 change = inplace_after(one.storage, capture, walk) or _rebound_after(one.storage, capture, walk)
                 if change is not None:
@@ -190,61 +269,44 @@ def _name_of(storage: Storage) -> str:
 def _rebound_after(storage: Storage, capture: ev.Capture, walk: Walk) -> ev.Event | None:
     last = max((event.clock for event in walk.replays(capture)), default=0)
     for event in walk.of(ev.WriteEvent):
-        if event.capture is None and capture.end < event.clock < last and isinstance(event.old, Tensor) and event.old.storage is storage:
-            if not (isinstance(event.new, Tensor) and event.new.storage is storage) and not isinstance(event.cell.holder, Scope):
+        if (
+            event.capture is None
+            and capture.end < event.clock < last
+            and isinstance(event.old, Tensor)
+            and event.old.storage is storage
+        ):
+            if not (isinstance(event.new, Tensor) and event.new.storage is storage) and not isinstance(
+                event.cell.holder, Scope
+            ):
                 return event
     return None
-
-
-# --- modes, clocks, keys ---------------------------------------------------------------------------------------------
-
-_MODE_MATTERS = ("Dropout", "BatchNorm", "RReLU", "InstanceNorm", "LSTM", "GRU", "RNN", "MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer", "SyncBatchNorm")
-
-
-def frozen_mode(walk: Walk) -> Iterator[Report]:
-    """`.eval()` or `.train()` after a capture whose layers depend on the mode."""
-    for capture in walk.captures:
-        if capture.kind in ("compile",) or "guarded" in capture.tags:
-            continue
-        replays = walk.replays(capture)
-        if not replays:
-            continue
-        touched = [event.receiver for event in walk.inside(capture) if isinstance(event, ev.CallEvent) and event.name.endswith(".forward") and isinstance(event.receiver, External)]
-        sensitive = [one for one in touched if any(mark in one.name for mark in _MODE_MATTERS)]
-        for module in sensitive:
-            yield from _mode_at_replay(module, capture, replays, walk)
-            break
-
-
-def _mode_at_replay(module: External, capture: ev.Capture, replays: list[ev.ReplayEvent], walk: Walk) -> Iterator[Report]:
-    writes = [event for event in walk.of(ev.WriteEvent) if event.how == "mode" and event.cell.holder is module]
-    before = [event for event in writes if event.clock < capture.begin]
-    held = before[-1].new if before else None
-    for replay in replays:
-        now = [event for event in writes if capture.end < event.clock < replay.clock]
-        if not now or any(one.at == capture.at and now[-1].clock < one.begin < replay.clock for one in walk.captures):
-            continue  # a graph was captured for the new mode; this one is kept for its own
-        new = now[-1].new
-        old_value = held.value if isinstance(held, Host) and held.known else (True if held is None and walk.whole else None)
-        if isinstance(new, Host) and new.known and old_value is not None and new.value != old_value:
-            report = at(now[-1], "frozen-mode", capture)
-            report.related.append((replay.frame, replay.at, "the replay here still runs in the mode of the capture"))
-            yield report
-            return
 
 
 def frozen_clock(walk: Walk) -> Iterator[Report]:
     """The clock or the environment, read in a capture and used in a kernel."""
     for event in walk.events:
-        if event.capture is None or event.capture.kind == "compile" or not isinstance(event, (ev.OpEvent, ev.CallEvent)):
+        if (
+            event.capture is None
+            or event.capture.kind == "compile"
+            or not isinstance(event, (ev.OpEvent, ev.CallEvent))
+        ):
             continue
         if isinstance(event, ev.CallEvent) and not event.name.startswith("torch."):
             continue
         values = event.operands if isinstance(event, ev.OpEvent) else (*event.args, *event.keywords.values())
         if any("clock" in one.marks for value in values for one in hosts_in(value)):
-            read = next((one for one in walk.of(ev.CallEvent) if one.capture is event.capture and one.clock < event.clock and isinstance(one.result, Host) and "clock" in one.result.marks and one.name.startswith(("time.", "datetime."))), None)
+            read = next(
+                (
+                    one
+                    for one in walk.of(ev.CallEvent)
+                    if one.capture is event.capture
+                    and one.clock < event.clock
+                    and isinstance(one.result, Host)
+                    and "clock" in one.result.marks
+                    and one.name.startswith(("time.", "datetime."))
+                ),
+                None,
+            )
             if read is not None:
                 yield at(read, "frozen-clock", why="reads the clock once")
                 return
-
-

@@ -25,7 +25,12 @@ def replaced_gradient(walk: Walk) -> Iterator[Report]:
     """Gradients that a captured backward writes are dropped in Python, and an eager step looks for them."""
     for capture in backward_only(walk):
         for event in walk.of(ev.WriteEvent):
-            if event.capture is None and event.clock > capture.end and event.cell.holder is walk.machine.gradients and is_none(event.new):
+            if (
+                event.capture is None
+                and event.clock > capture.end
+                and event.cell.holder is walk.machine.gradients
+                and is_none(event.new)
+            ):
                 replay = replayed_after(capture, event.clock, walk)
                 use = _looked_for(event, replay, walk) if replay is not None else None
                 if use is not None:
@@ -58,11 +63,24 @@ def piled_gradient(walk: Walk) -> Iterator[Report]:
         if len(replays) < 2 or not walk.whole or not _exist_at(capture, walk):
             continue
         step = _step_between(replays, walk)
-        if step is None or any(_clears(event) for event in walk.events if event.capture is None and event.clock > capture.end):
+        if step is None or any(
+            _clears(event) for event in walk.events if event.capture is None and event.clock > capture.end
+        ):
             continue
-        backward = next(event for event in walk.inside(capture) if isinstance(event, ev.CallEvent) and event.name.endswith(".backward"))
-        report = Report("replaced-gradient", *_in_region(backward, capture), capture, {"why": "adds to the gradients that are there"})
-        report.related.append((step.frame, step.at, "the step here takes the sum of all replays so far: nothing clears the gradients"))
+        backward = next(
+            event
+            for event in walk.inside(capture)
+            if isinstance(event, ev.CallEvent) and event.name.endswith(".backward")
+        )
+        report = Report(
+            "replaced-gradient",
+            *_in_region(backward, capture),
+            capture,
+            {"why": "adds to the gradients that are there"},
+        )
+        report.related.append(
+            (step.frame, step.at, "the step here takes the sum of all replays so far: nothing clears the gradients")
+        )
         yield report
 
 
@@ -83,7 +101,13 @@ def _exist_at(capture: ev.Capture, walk: Walk) -> bool:
             break
         if isinstance(event, ev.CallEvent) and event.name.endswith(".backward"):
             exist = True
-        elif (isinstance(event, ev.WriteEvent) and event.cell.holder is walk.machine.gradients and is_none(event.new)) or (isinstance(event, ev.CallEvent) and event.name.endswith(".zero_grad") and constant(event.keywords.get("set_to_none")) is not False):
+        elif (
+            isinstance(event, ev.WriteEvent) and event.cell.holder is walk.machine.gradients and is_none(event.new)
+        ) or (
+            isinstance(event, ev.CallEvent)
+            and event.name.endswith(".zero_grad")
+            and constant(event.keywords.get("set_to_none")) is not False
+        ):
             exist = False
     return exist
 
@@ -107,9 +131,21 @@ def replaced_optimizer_state(walk: Walk) -> Iterator[Report]:
         inside = [stepped(event) for event in walk.inside(capture) if isinstance(event, ev.CallEvent)]
         optimizers = [one for one in inside if one is not None]
         for event in walk.events:
-            if event.capture is not None or event.clock < capture.end or not _replaces_state(event, optimizers) or not stale(capture, event, walk):
+            if (
+                event.capture is not None
+                or event.clock < capture.end
+                or not _replaces_state(event, optimizers)
+                or not stale(capture, event, walk)
+            ):
                 continue
-            yield at(event, "replaced-optimizer-state", capture, why="puts new state tensors in the place of the old ones" if isinstance(event, ev.CallEvent) else "drops the state that the graph goes on with")
+            yield at(
+                event,
+                "replaced-optimizer-state",
+                capture,
+                why="puts new state tensors in the place of the old ones"
+                if isinstance(event, ev.CallEvent)
+                else "drops the state that the graph goes on with",
+            )
             break
 
 
@@ -122,5 +158,7 @@ def _replaces_state(event: ev.Event, optimizers: list[External]) -> bool:
     if isinstance(event, ev.WriteEvent):
         if any(event.cell.holder is one for one in optimizers):
             return event.cell.key == "state"
-        return any(event.cell.holder is one for one in states if isinstance(one, Mapping)) and not isinstance(event.new, Tensor)
+        return any(event.cell.holder is one for one in states if isinstance(one, Mapping)) and not isinstance(
+            event.new, Tensor
+        )
     return False

@@ -20,13 +20,35 @@ from graphlint.flow.values import (
 def closed_over_parameters(walk: Walk) -> Iterator[Report]:
     """A plain function is graphed whose module it reaches by closure: its parameters get no gradient."""
     for event in walk.of(ev.CallEvent):
-        if event.name != "torch.cuda.make_graphed_callables" or not event.args or not isinstance(event.args[0], Closure):
+        if (
+            event.name != "torch.cuda.make_graphed_callables"
+            or not event.args
+            or not isinstance(event.args[0], Closure)
+        ):
             continue
-        capture = next((one for one in walk.captures if one.at == event.at and one.kind == "graphed-callable" and one.frame is event.frame), None)
+        capture = next(
+            (
+                one
+                for one in walk.captures
+                if one.at == event.at and one.kind == "graphed-callable" and one.frame is event.frame
+            ),
+            None,
+        )
         if capture is None:
             continue
         trained = any(one.name.endswith(".backward") and one.clock > capture.end for one in walk.of(ev.CallEvent))
-        inner = next((one for one in walk.inside(capture) if isinstance(one, ev.CallEvent) and one.name.startswith("torch.nn.") and one.name.endswith(".forward") and any(t.grad for t in tensors_in(one.result)) and not modules.is_plain(one.name[: -len(".forward")])), None)
+        inner = next(
+            (
+                one
+                for one in walk.inside(capture)
+                if isinstance(one, ev.CallEvent)
+                and one.name.startswith("torch.nn.")
+                and one.name.endswith(".forward")
+                and any(t.grad for t in tensors_in(one.result))
+                and not modules.is_plain(one.name[: -len(".forward")])
+            ),
+            None,
+        )
         if inner is not None and trained:
             report = at(event, "closed-over-parameters", capture)
             report.related.append((inner.frame, inner.at, "its parameters are reached here"))
@@ -69,8 +91,16 @@ def graphed_hooks(walk: Walk) -> Iterator[Report]:
         for target in targets:
             parts = {id(part) for part in modules.parts(target)}
             for call in walk.of(ev.CallEvent):
-                if call.clock < event.clock and call.name.rpartition(".")[2] in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook") and id(call.receiver) in parts:
-                    removed = any(one.receiver is call.result and one.name.endswith(".remove") and one.clock < event.clock for one in walk.of(ev.CallEvent))
+                if (
+                    call.clock < event.clock
+                    and call.name.rpartition(".")[2]
+                    in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook")
+                    and id(call.receiver) in parts
+                ):
+                    removed = any(
+                        one.receiver is call.result and one.name.endswith(".remove") and one.clock < event.clock
+                        for one in walk.of(ev.CallEvent)
+                    )
                     if removed:
                         continue
                     report = at(event, "graphed-hooks", value="the module")
@@ -81,7 +111,9 @@ def graphed_hooks(walk: Walk) -> Iterator[Report]:
 
 def graphed_accumulation(walk: Walk) -> Iterator[Report]:
     """Backward runs twice over a graphed callable while `.grad` is the graph's own buffer."""
-    for capture in (one for one in walk.captures if one.kind == "graphed-callable" and "transformer_engine" not in one.api):
+    for capture in (
+        one for one in walk.captures if one.kind == "graphed-callable" and "transformer_engine" not in one.api
+    ):
         own, runs = False, 0
         called = False
         for event in walk.events:
@@ -90,9 +122,19 @@ def graphed_accumulation(walk: Walk) -> Iterator[Report]:
             if isinstance(event, ev.WriteEvent) and event.cell.holder is walk.machine.gradients:
                 own = any(isinstance(one, Tensor) for one in alternatives(event.new))
                 runs = 0
-            elif isinstance(event, ev.InplaceEvent) and event.storage.owner == "grad" and event.name == "zero_" and not own:
+            elif (
+                isinstance(event, ev.InplaceEvent)
+                and event.storage.owner == "grad"
+                and event.name == "zero_"
+                and not own
+            ):
                 runs = 0
-            elif isinstance(event, ev.CallEvent) and event.name == "<graphed>.__call__" and isinstance(event.receiver, Wrapped) and event.receiver.facts.get("capture") is capture:
+            elif (
+                isinstance(event, ev.CallEvent)
+                and event.name == "<graphed>.__call__"
+                and isinstance(event.receiver, Wrapped)
+                and event.receiver.facts.get("capture") is capture
+            ):
                 called = True
             elif isinstance(event, ev.CallEvent) and event.name.endswith(".backward") and called:
                 called = False

@@ -45,9 +45,21 @@ def late_hook(walk: Walk) -> Iterator[Report]:
             continue
         ran = _ran(capture, walk)
         for event in registered(walk):
-            if event.capture is not None or event.clock < capture.end or event.receiver is None or id(event.receiver) not in ran:
+            if (
+                event.capture is not None
+                or event.clock < capture.end
+                or event.receiver is None
+                or id(event.receiver) not in ran
+            ):
                 continue
-            removed = next((one.clock for one in walk.of(ev.CallEvent) if one.receiver is event.result and one.name.endswith(".remove")), 1 << 60)
+            removed = next(
+                (
+                    one.clock
+                    for one in walk.of(ev.CallEvent)
+                    if one.receiver is event.result and one.name.endswith(".remove")
+                ),
+                1 << 60,
+            )
             replay = next((one for one in walk.replays(capture) if event.clock < one.clock < removed), None)
             if replay is not None and not _runs_eagerly(event, removed, walk):
                 report = at(event, "python-hook", capture)
@@ -60,7 +72,11 @@ def _ran(capture: ev.Capture, walk: Walk) -> set[int]:
     """The modules that ran in a capture, and the tensors' hooks' owners."""
     found: set[int] = set()
     for event in walk.inside(capture):
-        if isinstance(event, ev.CallEvent) and event.name.endswith((".forward", ".step")) and event.receiver is not None:
+        if (
+            isinstance(event, ev.CallEvent)
+            and event.name.endswith((".forward", ".step"))
+            and event.receiver is not None
+        ):
             found.add(id(event.receiver))
         frame: ev.Frame | None = event.frame
         while frame is not None and frame is not capture.frame:
@@ -72,4 +88,10 @@ def _ran(capture: ev.Capture, walk: Walk) -> set[int]:
 
 def _runs_eagerly(event: ev.CallEvent, until: int, walk: Walk) -> bool:
     """Whether the hook is there for eager calls: the module runs outside the graph while it hangs."""
-    return any(one.receiver is event.receiver and one.name.endswith(".forward") and one.capture is None and event.clock < one.clock < until for one in walk.of(ev.CallEvent))
+    return any(
+        one.receiver is event.receiver
+        and one.name.endswith(".forward")
+        and one.capture is None
+        and event.clock < one.clock < until
+        for one in walk.of(ev.CallEvent)
+    )

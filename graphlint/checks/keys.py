@@ -26,10 +26,19 @@ def incomplete_key(walk: Walk) -> Iterator[Report]:
     for capture in walk.captures:
         if capture.kind not in ("graph", "manual") or capture.graph is None or not walk.replays(capture):
             continue
-        kept = next((event for event in walk.of(ev.WriteEvent) if isinstance(event.cell.holder, Mapping) and event.clock > capture.end and holds(event.new, capture)), None)
+        kept = next(
+            (
+                event
+                for event in walk.of(ev.WriteEvent)
+                if isinstance(event.cell.holder, Mapping) and event.clock > capture.end and holds(event.new, capture)
+            ),
+            None,
+        )
         if kept is None:
             continue
-        reads = [event for event in walk.inside(capture) if isinstance(event, ev.ReadEvent) and isinstance(event.value, Host)]
+        reads = [
+            event for event in walk.inside(capture) if isinstance(event, ev.ReadEvent) and isinstance(event.value, Host)
+        ]
         for then, _, _ in capture.stack:
             found = _left_out(then, capture, reads, walk) if then.func is not None else None
             if found is not None:
@@ -37,13 +46,22 @@ def incomplete_key(walk: Walk) -> Iterator[Report]:
                 break
 
 
-def _left_out(then: ev.Frame, capture: ev.Capture, reads: list[ev.ReadEvent], walk: Walk) -> tuple[str, ev.ReadEvent] | None:
+def _left_out(
+    then: ev.Frame, capture: ev.Capture, reads: list[ev.ReadEvent], walk: Walk
+) -> tuple[str, ev.ReadEvent] | None:
     """A local of the capturing call that the region reads, and that is another number in a call that takes the graph as it is."""
     for now in _takers(then, capture, walk):
         for name, value in then.scope.slots.items():
             if not _other_constant(value, now.get(name)):
                 continue
-            read = next((one for one in reads if one.value is value or (one.cell.holder is then.scope and one.cell.key == name)), None)
+            read = next(
+                (
+                    one
+                    for one in reads
+                    if one.value is value or (one.cell.holder is then.scope and one.cell.key == name)
+                ),
+                None,
+            )
             if read is not None:
                 return str(name), read
     return None
@@ -56,12 +74,22 @@ def _takers(then: ev.Frame, capture: ev.Capture, walk: Walk) -> Iterator[dict[Ke
         if names is not None:
             yield names
     for event in walk.of(ev.ReturnEvent):
-        if event.clock > capture.end and event.frame.func is then.func and event.frame is not then and holds(event.value, capture):
+        if (
+            event.clock > capture.end
+            and event.frame.func is then.func
+            and event.frame is not then
+            and holds(event.value, capture)
+        ):
             yield event.frame.scope.slots
 
 
 def _other_constant(then: Value, now: Value | None) -> bool:
-    if not (isinstance(then, Host) and isinstance(now, Host) and then.kind in ("int", "float", "bool") and now.kind == then.kind):
+    if not (
+        isinstance(then, Host)
+        and isinstance(now, Host)
+        and then.kind in ("int", "float", "bool")
+        and now.kind == then.kind
+    ):
         return False
     return then.known and now.known and bool(then.value != now.value)
 
@@ -72,7 +100,13 @@ def _at_key(capture: ev.Capture, name: str, read: ev.ReadEvent, kept: ev.WriteEv
     assigned = _key_expression(function, kept.at) if function is not None else None
     if assigned is not None and name in _mentioned(assigned[1], function):
         return
-    report = Report("incomplete-graph-key", kept.frame, assigned[0] if assigned else kept.at, capture, {"why": f"`{name}`", "value": "key"})
+    report = Report(
+        "incomplete-graph-key",
+        kept.frame,
+        assigned[0] if assigned else kept.at,
+        capture,
+        {"why": f"`{name}`", "value": "key"},
+    )
     report.related.append((read.frame, read.at, f"the region reads `{name}` here"))
     yield report
 
@@ -93,10 +127,20 @@ def _key_expression(function: ir.Function, kept: ir.Span) -> tuple[ir.Span, ir.E
         return None
     if not isinstance(index, ir.Name):
         return kept, index
-    made = next(((stmt.at, stmt.value) for stmt in statements(function.body) if isinstance(stmt, ir.Assign) and stmt.value is not None and _binds(stmt, index.id)), None)
+    made = next(
+        (
+            (stmt.at, stmt.value)
+            for stmt in statements(function.body)
+            if isinstance(stmt, ir.Assign) and stmt.value is not None and _binds(stmt, index.id)
+        ),
+        None,
+    )
     if made is not None and any(word in index.id.lower() for word in ("key", "sig")):
         return made
-    asked = next((stmt.test for stmt in statements(function.body) if isinstance(stmt, ir.If) and _asks(stmt.test, index.id)), None)
+    asked = next(
+        (stmt.test for stmt in statements(function.body) if isinstance(stmt, ir.If) and _asks(stmt.test, index.id)),
+        None,
+    )
     return (asked.at, made[1] if made is not None else index) if asked is not None else (made or (kept, index))
 
 
@@ -106,18 +150,34 @@ def _binds(stmt: ir.Assign, name: str) -> bool:
 
 def _asks(test: ir.Expr, name: str) -> bool:
     """`name in graphs`, `name not in graphs`."""
-    return isinstance(test, ir.Compare) and test.ops[0] in ("in", "not in") and isinstance(test.left, ir.Name) and test.left.id == name
+    return (
+        isinstance(test, ir.Compare)
+        and test.ops[0] in ("in", "not in")
+        and isinstance(test.left, ir.Name)
+        and test.left.id == name
+    )
 
 
 def asks_for_key(node: object, name: str) -> bool:
     """Whether the code asks if a key is in the dict `name`: `key in self.name`, `name.get(key)`."""
-    if isinstance(node, ir.Compare) and any(op in ("in", "not in") for op in node.ops) and any(_called(right) == name for right in node.rights):
+    if (
+        isinstance(node, ir.Compare)
+        and any(op in ("in", "not in") for op in node.ops)
+        and any(_called(right) == name for right in node.rights)
+    ):
         return True
-    if isinstance(node, ir.Call) and isinstance(node.func, ir.Attr) and node.func.name == "get" and _called(node.func.obj) == name:
+    if (
+        isinstance(node, ir.Call)
+        and isinstance(node.func, ir.Attr)
+        and node.func.name == "get"
+        and _called(node.func.obj) == name
+    ):
         return True
     if isinstance(node, (tuple, list)):
         return any(asks_for_key(one, name) for one in node)
-    return isinstance(node, msgspec.Struct) and any(asks_for_key(getattr(node, field), name) for field in node.__struct_fields__ if field != "at")
+    return isinstance(node, msgspec.Struct) and any(
+        asks_for_key(getattr(node, field), name) for field in node.__struct_fields__ if field != "at"
+    )
 
 
 def _called(node: ir.Expr) -> str:

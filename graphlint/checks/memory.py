@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphlint.checks.base import Report, Walk, at, cell_name, replayed_after, where, within
+from graphlint.checks.base import Report, Walk, at, cell_name, replayed_after, within
 from graphlint.flow import events as ev
 from graphlint.flow import modules, names
 from graphlint.flow.values import (
     Cell,
     External,
     Instance,
-    Items,
     Mapping,
     Scope,
     Storage,
@@ -68,9 +67,6 @@ def stale(capture: ev.Capture, event: ev.Event, walk: Walk) -> bool:
     return not again and bool(walk.replays(capture)) and walk.kept(capture)
 
 
-# --- inputs ----------------------------------------------------------------------------------------------------------
-
-
 def rebound_input(walk: Walk) -> Iterator[Report]:
     """A name or attribute that a capture read a tensor from is bound to another tensor."""
     for capture in captured(walk):
@@ -79,17 +75,28 @@ def rebound_input(walk: Walk) -> Iterator[Report]:
             if cell in written:
                 continue
             for event in walk.of(ev.WriteEvent):
-                if event.cell != cell or event.capture is not None or event.clock < capture.end or event.how in ("loop", "zero_grad", "grad", "mode"):
+                if (
+                    event.cell != cell
+                    or event.capture is not None
+                    or event.clock < capture.end
+                    or event.how in ("loop", "zero_grad", "grad", "mode")
+                ):
                     continue
                 if not event.sure and _in_sequence(event, replayed_after(capture, event.clock, walk)):
                     continue  # made anew only where it does not fit: whether it fits was not seen
-                if not _other_tensor(event, tensor, walk) or not stale(capture, event, walk) or _refilled(tensor.storage, event, capture, walk):
+                if (
+                    not _other_tensor(event, tensor, walk)
+                    or not stale(capture, event, walk)
+                    or _refilled(tensor.storage, event, capture, walk)
+                ):
                     continue
                 if isinstance(cell.holder, Scope) and not _local_input(cell, event, walk):
                     continue
                 if _restored(cell, tensor, event, capture, walk):
                     continue
-                yield _replaced(cell, tensor, read, event, capture, not isinstance(cell.holder, Scope) and _made_empty(event, walk))
+                yield _replaced(
+                    cell, tensor, read, event, capture, not isinstance(cell.holder, Scope) and _made_empty(event, walk)
+                )
                 break
 
 
@@ -101,15 +108,36 @@ def rebound_state(walk: Walk) -> Iterator[Report]:
             continue
         read = inputs_of(capture, walk)
         for event in walk.inside(capture):
-            if not isinstance(event, ev.WriteEvent) or not event.sure or event.cell not in read or event.how not in ("assign", "augment", "update"):
+            if (
+                not isinstance(event, ev.WriteEvent)
+                or not event.sure
+                or event.cell not in read
+                or event.how not in ("assign", "augment", "update")
+            ):
                 continue
             old, new = read[event.cell][1], event.new
-            if not isinstance(new, Tensor) or new.storage.pool is not capture or (isinstance(event.cell.holder, Scope) and event.cell.holder.outer is not None):
+            if (
+                not isinstance(new, Tensor)
+                or new.storage.pool is not capture
+                or (isinstance(event.cell.holder, Scope) and event.cell.holder.outer is not None)
+            ):
                 continue
             if read[event.cell][0].clock > event.clock or _carried_over(old.storage, event.cell, capture, walk):
                 continue
-            report = at(event, "replaced-buffer", capture, value=cell_name(event.cell).lstrip("."), why="binds new memory inside the region")
-            report.related.append((read[event.cell][0].frame, read[event.cell][0].at, "each replay reads the memory of the capture here, not what the last replay left"))
+            report = at(
+                event,
+                "replaced-buffer",
+                capture,
+                value=cell_name(event.cell).lstrip("."),
+                why="binds new memory inside the region",
+            )
+            report.related.append(
+                (
+                    read[event.cell][0].frame,
+                    read[event.cell][0].at,
+                    "each replay reads the memory of the capture here, not what the last replay left",
+                )
+            )
             yield report
             break
 
@@ -119,8 +147,16 @@ def _carried_over(old: Storage, cell: Cell, capture: ev.Capture, walk: Walk) -> 
     if any(event.storage is old and event.clock > capture.begin for event in walk.of(ev.InplaceEvent)):
         return True
     inside = {event.at for event in walk.inside(capture) if isinstance(event, ev.WriteEvent) and event.cell == cell}
-    writes = [event for event in walk.of(ev.WriteEvent) if event.cell == cell and event.clock > capture.begin and (walk.whole or event.capture is capture or event.at not in inside)]
-    return writes[-1].capture is not capture or any(isinstance(one, Tensor) and one.storage is old for event in writes for one in alternatives(event.new))
+    writes = [
+        event
+        for event in walk.of(ev.WriteEvent)
+        if event.cell == cell
+        and event.clock > capture.begin
+        and (walk.whole or event.capture is capture or event.at not in inside)
+    ]
+    return writes[-1].capture is not capture or any(
+        isinstance(one, Tensor) and one.storage is old for event in writes for one in alternatives(event.new)
+    )
 
 
 def _in_sequence(event: ev.Event, replay: ev.ReplayEvent | None) -> bool:
@@ -144,7 +180,11 @@ def _other_tensor(event: ev.WriteEvent, tensor: Tensor, walk: Walk) -> bool:
     if isinstance(event.new, Unknown):
         return event.how == "assign" and _moved_in(event, walk)
     found = [one for one in alternatives(event.new) if isinstance(one, Tensor)]
-    return bool(found) and all(one.storage is not tensor.storage for one in found) and len(found) == len(alternatives(event.new))
+    return (
+        bool(found)
+        and all(one.storage is not tensor.storage for one in found)
+        and len(found) == len(alternatives(event.new))
+    )
 
 
 def _refilled(storage: Storage, change: ev.Event, capture: ev.Capture, walk: Walk) -> bool:
@@ -159,8 +199,12 @@ def _restored(cell: Cell, tensor: Tensor, change: ev.Event, capture: ev.Capture,
     replay = replayed_after(capture, change.clock, walk)
     if replay is None:
         return False
-    last = [event for event in walk.of(ev.WriteEvent) if event.cell == cell and change.clock < event.clock < replay.clock]
-    return bool(last) and any(isinstance(one, Tensor) and one.storage is tensor.storage for one in alternatives(last[-1].new))
+    last = [
+        event for event in walk.of(ev.WriteEvent) if event.cell == cell and change.clock < event.clock < replay.clock
+    ]
+    return bool(last) and any(
+        isinstance(one, Tensor) and one.storage is tensor.storage for one in alternatives(last[-1].new)
+    )
 
 
 def _replays_next(event: ev.WriteEvent, walk: Walk) -> bool:
@@ -184,13 +228,19 @@ def _local_input(cell: Cell, event: ev.WriteEvent, walk: Walk) -> bool:
         if isinstance(later, ev.ReplayEvent):
             return True
         if isinstance(later, (ev.CallEvent, ev.OpEvent)):
-            values = [*later.args, *later.keywords.values(), later.receiver] if isinstance(later, ev.CallEvent) else list(later.operands)
+            values = (
+                [*later.args, *later.keywords.values(), later.receiver]
+                if isinstance(later, ev.CallEvent)
+                else list(later.operands)
+            )
             if any(one.storage is new.storage for value in values if value is not None for one in tensors_in(value)):
                 return False
     return False
 
 
-def _replaced(cell: Cell, tensor: Tensor, read: ev.ReadEvent, event: ev.WriteEvent, capture: ev.Capture, made_new: bool) -> Report:
+def _replaced(
+    cell: Cell, tensor: Tensor, read: ev.ReadEvent, event: ev.WriteEvent, capture: ev.Capture, made_new: bool
+) -> Report:
     owner = tensor.storage.owner
     if owner == "param":
         rule = "replaced-parameter"
@@ -205,60 +255,42 @@ def _replaced(cell: Cell, tensor: Tensor, read: ev.ReadEvent, event: ev.WriteEve
 
 def _made_empty(event: ev.WriteEvent, walk: Walk) -> bool:
     """Whether what is bound is a fresh tensor of zeros and the like: state that starts anew, and no data that came in."""
-    return any(one.result is event.new and one.name.rpartition(".")[2] in names.FACTORIES | names.LIKE and within(one.at, event.at) for one in walk.of(ev.CallEvent))
+    return any(
+        one.result is event.new
+        and one.name.rpartition(".")[2] in names.FACTORIES | names.LIKE
+        and within(one.at, event.at)
+        for one in walk.of(ev.CallEvent)
+    )
 
 
 def _is_cache(cell: Cell) -> bool:
-    return isinstance(cell.key, str) and any(word in cell.key.lower() for word in ("cache", "table", "buffer", "kv", "state", "mask", "freq"))
-
-
-# --- weights, gradients, state ---------------------------------------------------------------------------------------
+    return isinstance(cell.key, str) and any(
+        word in cell.key.lower() for word in ("cache", "table", "buffer", "kv", "state", "mask", "freq")
+    )
 
 
 def replaced_parameter(walk: Walk) -> Iterator[Report]:
     """Parameters or buffers of a captured module get new memory."""
     for capture in captured(walk):
         touched = memory_read(capture, walk)
-        called = {id(event.receiver) for event in walk.inside(capture) if isinstance(event, ev.CallEvent) and event.receiver is not None}
+        called = {
+            id(event.receiver)
+            for event in walk.inside(capture)
+            if isinstance(event, ev.CallEvent) and event.receiver is not None
+        }
         for event in walk.of(ev.MoveEvent):
             if event.capture is not None or event.clock < capture.end or not stale(capture, event, walk):
                 continue
             parts = {id(part) for part in modules.parts(event.owner)}
             if set(event.storages) & touched or parts & called:
-                why = {"vector_to_parameters": "puts slices of the vector behind the parameters", ".data": "puts other memory behind the tensor", "load_state_dict(assign=True)": "puts the loaded tensors in the place of the old ones"}
-                yield at(event, "replaced-parameter", capture, why=why.get(event.how, "gives the parameters new memory"))
-
-
-def evicted_cache(walk: Walk) -> Iterator[Report]:
-    """A cache drops a tensor that a graph reads."""
-    for capture in captured(walk):
-        touched = memory_read(capture, walk)
-        yield from _bounded(capture, touched, walk)
-        holders = {cell.holder: cell for cell, _ in inputs_of(capture, walk).items() if isinstance(cell.holder, (Mapping, Items))}
-        for event in walk.of(ev.MutateEvent):
-            if event.name in ("pop", "popitem", "clear", "del", "popleft") and event.capture is None and event.clock > capture.end and event.holder in holders:
-                if isinstance(event.holder, Mapping) and stale(capture, event, walk):
-                    report = at(event, "evicted-cache", capture, value=str(holders[event.holder].key))
-                    yield report
-                    break
-
-
-def _bounded(capture: ev.Capture, touched: set[Storage], walk: Walk) -> Iterator[Report]:
-    for storage in touched:
-        if storage.owner != "lru":
-            continue
-        made = next((event for event in walk.of(ev.CallEvent) if isinstance(event.result, Tensor) and event.result.storage is storage), None)
-        kept = any(isinstance(event.new, Tensor) and event.new.storage is storage and not isinstance(event.cell.holder, Scope) for event in walk.of(ev.WriteEvent))
-        if made is None or kept or not (walk.replays(capture) or not walk.whole):
-            continue
-        others = {event.result.storage for event in walk.of(ev.CallEvent) if isinstance(event.result, Tensor) and event.result.storage.owner == "lru" and event.at == made.at}
-        cleared = any(event.name == "functools.cache_clear" and event.clock > capture.end for event in walk.of(ev.CallEvent))
-        if len(others) > 1 or cleared:
-            report = Report("evicted-cache", made.frame, made.at, capture, {"where": where(capture)})
-            yield report
-
-
-# --- outputs ---------------------------------------------------------------------------------------------------------
+                why = {
+                    "vector_to_parameters": "puts slices of the vector behind the parameters",
+                    ".data": "puts other memory behind the tensor",
+                    "load_state_dict(assign=True)": "puts the loaded tensors in the place of the old ones",
+                }
+                yield at(
+                    event, "replaced-parameter", capture, why=why.get(event.how, "gives the parameters new memory")
+                )
 
 
 __all__ = ["External", "Instance", "captured", "inputs_of", "memory_read"]

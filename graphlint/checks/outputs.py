@@ -30,10 +30,18 @@ def kept_output(walk: Walk) -> Iterator[Report]:
         stored = list(_kept_twice(capture, replays, walk))
         yield from stored
         for event in walk.of(ev.MutateEvent) if not stored else ():
-            if event.capture is not None or event.clock < replays[0].clock or event.name not in ("append", "add", "appendleft", "extend", "insert", "collect"):
+            if (
+                event.capture is not None
+                or event.clock < replays[0].clock
+                or event.name not in ("append", "add", "appendleft", "extend", "insert", "collect")
+            ):
                 continue
             kept = [one for value in event.values for one in _outputs(value, capture)]
-            again = len(event.values) > 1 if event.name == "collect" else any(one.clock > event.clock for one in replays) and (walk.whole or _piles_up(event, replays, walk))
+            again = (
+                len(event.values) > 1
+                if event.name == "collect"
+                else any(one.clock > event.clock for one in replays) and (walk.whole or _piles_up(event, replays, walk))
+            )
             if kept and again and not _consumed(event, kept, replays, walk):
                 yield at(event, "kept-output", capture, why="is kept here over the next replay")
                 break
@@ -41,22 +49,38 @@ def kept_output(walk: Walk) -> Iterator[Report]:
 
 def _piles_up(event: ev.MutateEvent, replays: list[ev.ReplayEvent], walk: Walk) -> bool:
     """Whether the same line keeps another result after a later replay; a list made once holds the places to look at after each."""
-    later = [one.clock for one in walk.of(ev.MutateEvent) if one is not event and one.holder is event.holder and one.at == event.at]
+    later = [
+        one.clock
+        for one in walk.of(ev.MutateEvent)
+        if one is not event and one.holder is event.holder and one.at == event.at
+    ]
     return any(event.clock < replay.clock < clock for replay in replays for clock in later)
 
 
 def _consumed(event: ev.MutateEvent, kept: list[Tensor], replays: list[ev.ReplayEvent], walk: Walk) -> bool:
     """Whether the container is emptied again before the next replay."""
     following = next((one.clock for one in replays if one.clock > event.clock), 1 << 60)
-    return any(one.holder is event.holder and one.name in ("clear", "pop", "popleft") and event.clock < one.clock < following for one in walk.of(ev.MutateEvent))
+    return any(
+        one.holder is event.holder and one.name in ("clear", "pop", "popleft") and event.clock < one.clock < following
+        for one in walk.of(ev.MutateEvent)
+    )
 
 
 def _kept_twice(capture: ev.Capture, replays: list[ev.ReplayEvent], walk: Walk) -> Iterator[Report]:
     """A result that is put into a dict as it is, and replayed over."""
     for event in walk.of(ev.WriteEvent):
-        if event.clock < replays[0].clock or event.capture is not None or not isinstance(event.new, Tensor) or not isinstance(event.cell.holder, Mapping):
+        if (
+            event.clock < replays[0].clock
+            or event.capture is not None
+            or not isinstance(event.new, Tensor)
+            or not isinstance(event.cell.holder, Mapping)
+        ):
             continue
-        if _outputs(event.new, capture) and event.cell.holder is not walk.machine.gradients and any(one.clock > event.clock for one in replays):
+        if (
+            _outputs(event.new, capture)
+            and event.cell.holder is not walk.machine.gradients
+            and any(one.clock > event.clock for one in replays)
+        ):
             yield at(event, "kept-output", capture, why="is kept here over the next replay")
             return
 
@@ -76,19 +100,47 @@ def reread_output(walk: Walk) -> Iterator[Report]:
 
 def _one_of_several(replay: ev.ReplayEvent, walk: Walk) -> bool:
     """Whether it is a replay of one of several graphs, and which was not seen."""
-    beside = (one for one in walk.of(ev.ReplayEvent) if one.at == replay.at and one.frame is replay.frame and abs(one.clock - replay.clock) < 4)
+    beside = (
+        one
+        for one in walk.of(ev.ReplayEvent)
+        if one.at == replay.at and one.frame is replay.frame and abs(one.clock - replay.clock) < 4
+    )
     return any(one.graph is not replay.graph for one in beside)
 
 
 def _kept_names(capture: ev.Capture, first: ev.ReplayEvent, walk: Walk) -> Iterator[ev.WriteEvent]:
     """Names and attributes that get the graph's result again and again, behind replays."""
-    writes = [event for event in walk.of(ev.WriteEvent) if event.clock > first.clock and event.capture is None and isinstance(event.new, Tensor) and _outputs(event.new, capture)]
+    writes = [
+        event
+        for event in walk.of(ev.WriteEvent)
+        if event.clock > first.clock
+        and event.capture is None
+        and isinstance(event.new, Tensor)
+        and _outputs(event.new, capture)
+    ]
     for write in writes:
-        if isinstance(write.cell.holder, (Mapping, Items)) or write.how == "loop" or _named_before(write, walk.replays(capture)):
+        if (
+            isinstance(write.cell.holder, (Mapping, Items))
+            or write.how == "loop"
+            or _named_before(write, walk.replays(capture))
+        ):
             continue
-        beside = [one for one in writes if one is not write and isinstance(one.new, Tensor) and isinstance(write.new, Tensor) and one.new.storage is write.new.storage]
+        beside = [
+            one
+            for one in writes
+            if one is not write
+            and isinstance(one.new, Tensor)
+            and isinstance(write.new, Tensor)
+            and one.new.storage is write.new.storage
+        ]
         again = any(one.cell == write.cell for one in beside)
-        apart = any(one.frame is write.frame and one.cell != write.cell and one.clock > write.clock and _replay_between(write, one, walk.replays(capture)) for one in beside)
+        apart = any(
+            one.frame is write.frame
+            and one.cell != write.cell
+            and one.clock > write.clock
+            and _replay_between(write, one, walk.replays(capture))
+            for one in beside
+        )
         if again or apart or write.looped:
             yield write
 
@@ -118,11 +170,24 @@ def _replay_between(first: ev.Event, second: ev.Event, replays: list[ev.ReplayEv
 
 def _stale_read(write: ev.WriteEvent, replays: list[ev.ReplayEvent], walk: Walk) -> ev.Event | None:
     """Where the kept result is used behind a later replay, with nothing put into its place before."""
-    later = [event.clock for event in walk.of(ev.WriteEvent) if event.cell == write.cell and event.clock > write.clock and (event.sure or not _last_sure(replays, event.clock))]
+    later = [
+        event.clock
+        for event in walk.of(ev.WriteEvent)
+        if event.cell == write.cell
+        and event.clock > write.clock
+        and (event.sure or not _last_sure(replays, event.clock))
+    ]
     until = min(later, default=1 << 60)
     for read in walk.of(ev.ReadEvent):
         if read.cell == write.cell and write.clock < read.clock < until and _replay_between(write, read, replays):
-            kept = next((one for one in alternatives(read.value) if isinstance(one, Tensor) and one.storage is getattr(write.new, "storage", None)), None)
+            kept = next(
+                (
+                    one
+                    for one in alternatives(read.value)
+                    if isinstance(one, Tensor) and one.storage is getattr(write.new, "storage", None)
+                ),
+                None,
+            )
             used = _used_at(read, kept, walk) if kept is not None else None
             if used is not None:
                 return used
@@ -148,7 +213,12 @@ def _used_at(read: ev.ReadEvent, tensor: Tensor, walk: Walk) -> ev.Event | None:
 
 
 def _kept_over(write: ev.WriteEvent, used: ev.Event, capture: ev.Capture) -> Report:
-    report = at(write, "kept-output", capture, why=f"is kept here and used behind a later replay at {place(used.frame, used.at)}")
+    report = at(
+        write,
+        "kept-output",
+        capture,
+        why=f"is kept here and used behind a later replay at {place(used.frame, used.at)}",
+    )
     report.related.append((used.frame, used.at, "by now the memory holds the result of a later replay"))
     return report
 
@@ -164,14 +234,32 @@ def early_output_read(walk: Walk) -> Iterator[Report]:
         first = next((event.clock for event in walk.replays(capture)), None)
         unseen = any(event.graph is None for event in walk.of(ev.ReplayEvent))
         for event in walk.events:
-            if event.clock <= capture.end or event.capture is not None or not isinstance(event, (ev.CallEvent, ev.OpEvent)):
+            if (
+                event.clock <= capture.end
+                or event.capture is not None
+                or not isinstance(event, (ev.CallEvent, ev.OpEvent))
+            ):
                 continue
             if first is not None and event.clock > first:
                 break
-            values = list(event.operands) if isinstance(event, ev.OpEvent) else [*event.args, *([event.receiver] if event.receiver is not None else [])]
-            if isinstance(event, ev.CallEvent) and (event.name.startswith(("builtins.", "?", "weakref")) or event.name.rpartition(".")[2] in ("data_ptr", "size", "numel", "dim", "detach", "view", "zero_", "fill_", "untyped_storage")):
+            values = (
+                list(event.operands)
+                if isinstance(event, ev.OpEvent)
+                else [*event.args, *([event.receiver] if event.receiver is not None else [])]
+            )
+            if isinstance(event, ev.CallEvent) and (
+                event.name.startswith(("builtins.", "?", "weakref"))
+                or event.name.rpartition(".")[2]
+                in ("data_ptr", "size", "numel", "dim", "detach", "view", "zero_", "fill_", "untyped_storage")
+            ):
                 continue
-            computed = first is not None or (isinstance(event, ev.CallEvent) and event.name.rpartition(".")[2] in _READERS and not unseen)
-            if computed and (walk.whole or event.frame is capture.frame) and any(_outputs(value, capture) for value in values):
+            computed = first is not None or (
+                isinstance(event, ev.CallEvent) and event.name.rpartition(".")[2] in _READERS and not unseen
+            )
+            if (
+                computed
+                and (walk.whole or event.frame is capture.frame)
+                and any(_outputs(value, capture) for value in values)
+            ):
                 yield at(event, "early-output-read", capture)
                 break

@@ -26,12 +26,18 @@ def _sources(capture: ev.Capture, walk: Walk) -> dict[Storage, ev.CallEvent]:
     static = {tensor.storage for _, tensor in inputs_of(capture, walk).values()}
     found: dict[Storage, ev.CallEvent] = {}
     for event in walk.of(ev.CallEvent):
-        if event.capture not in (None, capture) or event.clock < capture.begin or event.name.rpartition(".")[2] not in ("copy_", "to", "cuda"):
+        if (
+            event.capture not in (None, capture)
+            or event.clock < capture.begin
+            or event.name.rpartition(".")[2] not in ("copy_", "to", "cuda")
+        ):
             continue
         copies = event.name.endswith("copy_")
         source = event.args[0] if copies and event.args else event.receiver
         target = event.receiver if copies else event.result
-        into_static = isinstance(target, Tensor) and target.storage in static and given_true(event.keywords.get("non_blocking"))
+        into_static = (
+            isinstance(target, Tensor) and target.storage in static and given_true(event.keywords.get("non_blocking"))
+        )
         if isinstance(source, Tensor) and source.device == "pinned" and (event.capture is capture or into_static):
             found.setdefault(source.storage, event)
     return found
@@ -44,18 +50,36 @@ def _rewritten(storage: Storage, copy: ev.CallEvent, capture: ev.Capture, walk: 
             continue
         if isinstance(event, ev.CallEvent) and _waits(event):
             busy = None
-        elif (isinstance(event, ev.ReplayEvent) and event.graph is capture.graph and copy.capture is capture) or (isinstance(event, ev.CallEvent) and copy.capture is None and event.at == copy.at and event.name == copy.name and any(one.storage is storage for one in _given(event))):
+        elif (isinstance(event, ev.ReplayEvent) and event.graph is capture.graph and copy.capture is capture) or (
+            isinstance(event, ev.CallEvent)
+            and copy.capture is None
+            and event.at == copy.at
+            and event.name == copy.name
+            and any(one.storage is storage for one in _given(event))
+        ):
             busy = event
         elif isinstance(event, ev.InplaceEvent) and event.storage is storage and busy is not None:
             cell = storage.cell
-            report = at(event, "early-host-write", capture, value=cell_name(cell).lstrip(".") if cell is not None else "", where=place(copy.frame, copy.at))
-            report.related.append((busy.frame, busy.at, "nothing has waited for this, which reads the buffer when the GPU gets there"))
+            report = at(
+                event,
+                "early-host-write",
+                capture,
+                value=cell_name(cell).lstrip(".") if cell is not None else "",
+                where=place(copy.frame, copy.at),
+            )
+            report.related.append(
+                (busy.frame, busy.at, "nothing has waited for this, which reads the buffer when the GPU gets there")
+            )
             return report
     return None
 
 
 def _given(event: ev.CallEvent) -> list[Tensor]:
-    return [one for value in (*event.args, *([event.receiver] if event.receiver is not None else [])) for one in tensors_in(value)]
+    return [
+        one
+        for value in (*event.args, *([event.receiver] if event.receiver is not None else []))
+        for one in tensors_in(value)
+    ]
 
 
 def _waits(event: ev.CallEvent) -> bool:

@@ -22,7 +22,9 @@ def pools(walk: Walk) -> list[list[ev.Capture]]:
 def shared_pool_output(walk: Walk) -> Iterator[Report]:
     """A result is read behind a replay of an earlier graph of its pool, whose scratch memory lies where the result is."""
     for group in pools(walk):
-        replays = sorted(((replay, capture) for capture in group for replay in walk.replays(capture)), key=lambda pair: pair[0].clock)
+        replays = sorted(
+            ((replay, capture) for capture in group for replay in walk.replays(capture)), key=lambda pair: pair[0].clock
+        )
         if len({id(capture) for _, capture in replays}) < 2:
             continue
         found = _overwritten(group, replays, walk) or _side_by_side(replays, walk)
@@ -30,10 +32,16 @@ def shared_pool_output(walk: Walk) -> Iterator[Report]:
             yield found
 
 
-def _overwritten(group: list[ev.Capture], replays: list[tuple[ev.ReplayEvent, ev.Capture]], walk: Walk) -> Report | None:
+def _overwritten(
+    group: list[ev.Capture], replays: list[tuple[ev.ReplayEvent, ev.Capture]], walk: Walk
+) -> Report | None:
     order = {id(capture): index for index, capture in enumerate(group)}
     for event in walk.events:
-        if event.capture is not None or not isinstance(event, (ev.CallEvent, ev.OpEvent)) or (isinstance(event, ev.CallEvent) and event.name.startswith("builtins.")):
+        if (
+            event.capture is not None
+            or not isinstance(event, (ev.CallEvent, ev.OpEvent))
+            or (isinstance(event, ev.CallEvent) and event.name.startswith("builtins."))
+        ):
             continue
         before = [pair for pair in replays if pair[0].clock < event.clock]
         for value in operands(event):
@@ -42,10 +50,19 @@ def _overwritten(group: list[ev.Capture], replays: list[tuple[ev.ReplayEvent, ev
                 if owner is None or id(owner) not in order or not before:
                     continue
                 mine = [replay for replay, capture in before if capture is owner]
-                spoiler = next(((replay, capture) for replay, capture in before if mine and replay.clock > mine[-1].clock and order[id(capture)] < order[id(owner)]), None)
+                spoiler = next(
+                    (
+                        (replay, capture)
+                        for replay, capture in before
+                        if mine and replay.clock > mine[-1].clock and order[id(capture)] < order[id(owner)]
+                    ),
+                    None,
+                )
                 if spoiler is not None:
                     report = at(event, "shared-pool-output", owner, value=_name(one), where=where(spoiler[1]))
-                    report.related.append((spoiler[0].frame, spoiler[0].at, "this replay comes behind the one that made the result"))
+                    report.related.append(
+                        (spoiler[0].frame, spoiler[0].at, "this replay comes behind the one that made the result")
+                    )
                     return report
     return None
 
@@ -60,10 +77,21 @@ def _side_by_side(replays: list[tuple[ev.ReplayEvent, ev.Capture]], walk: Walk) 
         for first, earlier in replays[:index]:
             if earlier is later or first.stream is None or second.stream is None or first.stream is second.stream:
                 continue
-            waits = any(first.clock < event.clock < second.clock and _waits(event, first, second) for event in walk.of(ev.CallEvent))
+            waits = any(
+                first.clock < event.clock < second.clock and _waits(event, first, second)
+                for event in walk.of(ev.CallEvent)
+            )
             if not waits:
-                report = at(second, "shared-pool-output", later, value="the scratch memory of the graph", where=where(earlier))
-                report.related.append((first.frame, first.at, f"the other graph runs at the same time, on another stream: {place(first.frame, first.at)}"))
+                report = at(
+                    second, "shared-pool-output", later, value="the scratch memory of the graph", where=where(earlier)
+                )
+                report.related.append(
+                    (
+                        first.frame,
+                        first.at,
+                        f"the other graph runs at the same time, on another stream: {place(first.frame, first.at)}",
+                    )
+                )
                 return report
     return None
 
@@ -96,16 +124,24 @@ def _few(captures: list[ev.Capture], walk: Walk) -> bool:
     if frame is None:
         return True
     loops = [event for event in walk.of(ev.LoopEvent) if event.frame is frame and event.clock < captures[0].begin]
-    return bool(loops) and isinstance(loops[-1].value, Items) and loops[-1].value.exact and len(loops[-1].value.slots) < 5
+    return (
+        bool(loops) and isinstance(loops[-1].value, Items) and loops[-1].value.exact and len(loops[-1].value.slots) < 5
+    )
 
 
 def _kept(capture: ev.Capture, walk: Walk) -> ev.Event | None:
     """Where a result of the graph is put into a dict or list that lasts, as it is."""
     for event in walk.after(capture.begin):
         values: list[Value] = []
-        if isinstance(event, ev.WriteEvent) and isinstance(event.cell.holder, (Mapping, Items)) and event.cell.holder.born < capture.begin:
+        if (
+            isinstance(event, ev.WriteEvent)
+            and isinstance(event.cell.holder, (Mapping, Items))
+            and event.cell.holder.born < capture.begin
+        ):
             values = [event.new]
-        elif isinstance(event, ev.MutateEvent) and event.name in ("append", "add") and event.holder.born < capture.begin:
+        elif (
+            isinstance(event, ev.MutateEvent) and event.name in ("append", "add") and event.holder.born < capture.begin
+        ):
             values = list(event.values)
         if any(one.storage.pool is capture for value in values for one in tensors_in(value)):
             return event

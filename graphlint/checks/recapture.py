@@ -29,7 +29,11 @@ def capture_in_loop(walk: Walk) -> Iterator[Report]:
     seen: set[tuple[int, tuple[int, int, int, int]]] = set()
     for index, second in enumerate(walk.captures):
         for first in walk.captures[:index]:
-            if first.at != second.at or first.frame.module is not second.frame.module or first.kind not in ("graph", "manual"):
+            if (
+                first.at != second.at
+                or first.frame.module is not second.frame.module
+                or first.kind not in ("graph", "manual")
+            ):
                 continue
             spot = _loop_of(first, second)
             if spot is None:
@@ -37,17 +41,30 @@ def capture_in_loop(walk: Walk) -> Iterator[Report]:
             frame, span = spot
             key = (id(second.frame.module), second.at)
             replays = [event for event in walk.replays(first) if first.end < event.clock < second.begin]
-            if key in seen or not replays or _on_change(first, second, walk) or (frame is not first.frame and _handed_in(first)) or _per_setting(first, frame, walk) or not _same_work(first, second, walk):
+            if (
+                key in seen
+                or not replays
+                or _on_change(first, second, walk)
+                or (frame is not first.frame and _handed_in(first))
+                or _per_setting(first, frame, walk)
+                or not _same_work(first, second, walk)
+            ):
                 continue
             kept = _kept(first, walk)
             if kept is None and not _pays_off(replays):
                 seen.add(key)
-                at_fault = (frame, span) if any(event.frame is frame for event in replays) else (second.frame, second.at)  # who captures only to replay once
+                at_fault = (
+                    (frame, span) if any(event.frame is frame for event in replays) else (second.frame, second.at)
+                )  # who captures only to replay once
                 report = Report("capture-in-loop", *at_fault, second, {"where": where(second)})
                 if at_fault[0] is not frame:
                     report.related.append((frame, span, "it is called from this loop"))
                 yield report
-            elif isinstance(kept, ev.MutateEvent) and not _written_out(frame, first, walk) and not _shrinks(kept.holder, walk):
+            elif (
+                isinstance(kept, ev.MutateEvent)
+                and not _written_out(frame, first, walk)
+                and not _shrinks(kept.holder, walk)
+            ):
                 seen.add(key)
                 report = Report("unbounded-graphs", second.frame, second.at, second, {"value": "round of the loop"})
                 report.related.append((kept.frame, kept.at, "the graph is kept here, and nothing lets go of it"))
@@ -57,9 +74,23 @@ def capture_in_loop(walk: Walk) -> Iterator[Report]:
 def _on_change(first: ev.Capture, second: ev.Capture, walk: Walk) -> bool:
     """Whether a test finds that a setting is another one, and only then a new graph is captured."""
     between = [event for event in walk.after(first.end) if event.clock < second.begin]
-    written = {event.cell for event in between if isinstance(event, ev.WriteEvent) and not isinstance(event.cell.holder, Scope)}
-    tests = (event for event in between if isinstance(event, ev.TestEvent) and event.how == "if" and any(event.frame is frame for frame, _, _ in second.stack))
-    return any(cell in written for event in tests for one in alternatives(event.value) if isinstance(one, Host) and "none" not in one.marks for cell in one.origins)
+    written = {
+        event.cell for event in between if isinstance(event, ev.WriteEvent) and not isinstance(event.cell.holder, Scope)
+    }
+    tests = (
+        event
+        for event in between
+        if isinstance(event, ev.TestEvent)
+        and event.how == "if"
+        and any(event.frame is frame for frame, _, _ in second.stack)
+    )
+    return any(
+        cell in written
+        for event in tests
+        for one in alternatives(event.value)
+        if isinstance(one, Host) and "none" not in one.marks
+        for cell in one.origins
+    )
 
 
 def _handed_in(capture: ev.Capture) -> bool:
@@ -75,7 +106,10 @@ def _per_setting(capture: ev.Capture, frame: ev.Frame, walk: Walk) -> bool:
     """Whether the region takes a flag, a name or a size that the loop goes over: each is a graph of its own. (A number that could be a tensor is not.)"""
     looped = {event.cell for event in walk.of(ev.WriteEvent) if event.frame is frame and event.how == "loop"}
     return any(
-        event.cell in looped and all(isinstance(one, Host) and one.kind in ("bool", "str", "int") for one in alternatives(event.value)) for event in walk.of(ev.ReadEvent) if event.capture is capture
+        event.cell in looped
+        and all(isinstance(one, Host) and one.kind in ("bool", "str", "int") for one in alternatives(event.value))
+        for event in walk.of(ev.ReadEvent)
+        if event.capture is capture
     )
 
 
@@ -92,7 +126,11 @@ def _written_out(frame: ev.Frame, capture: ev.Capture, walk: Walk) -> bool:
 def _shrinks(holder: Holder, walk: Walk) -> bool:
     """Whether something takes graphs out again, or asks how many there are."""
     for event in walk.events:
-        if isinstance(event, ev.MutateEvent) and event.holder is holder and event.name in ("pop", "popleft", "clear", "del", "remove"):
+        if (
+            isinstance(event, ev.MutateEvent)
+            and event.holder is holder
+            and event.name in ("pop", "popleft", "clear", "del", "remove")
+        ):
             return True
         if isinstance(event, ev.CallEvent) and event.name == "builtins.len" and event.args and event.args[0] is holder:
             return True
@@ -120,7 +158,11 @@ def _kept(capture: ev.Capture, walk: Walk) -> ev.Event | None:
     for event in walk.after(capture.end):
         if isinstance(event, ev.MutateEvent) and any(holds(value, capture) for value in event.values):
             return event
-        if isinstance(event, ev.WriteEvent) and isinstance(event.cell.holder, (Mapping, Items)) and holds(event.new, capture):
+        if (
+            isinstance(event, ev.WriteEvent)
+            and isinstance(event.cell.holder, (Mapping, Items))
+            and holds(event.new, capture)
+        ):
             return event
     return None
 
@@ -139,12 +181,19 @@ def _same_work(first: ev.Capture, second: ev.Capture, walk: Walk) -> bool:
 
 def _called(capture: ev.Capture, walk: Walk) -> set[int]:
     """The modules that a capture runs."""
-    return {id(event.receiver) for event in walk.inside(capture) if isinstance(event, ev.CallEvent) and event.receiver is not None and modules.is_module(event.receiver)}
+    return {
+        id(event.receiver)
+        for event in walk.inside(capture)
+        if isinstance(event, ev.CallEvent) and event.receiver is not None and modules.is_module(event.receiver)
+    }
 
 
 def _same_size(storage: Storage, walk: Walk) -> bool:
     """Whether the tensor is not made for a size of its own: each size needs a graph of its own."""
-    made = next((event for event in walk.of(ev.CallEvent) if any(one.storage is storage for one in tensors_in(event.result))), None)
+    made = next(
+        (event for event in walk.of(ev.CallEvent) if any(one.storage is storage for one in tensors_in(event.result))),
+        None,
+    )
     if made is None or made.name.rpartition(".")[2] not in names.FACTORIES | names.LIKE:
         return True
     sizes = [host for value in made.args for host in hosts_in(value)]
@@ -163,7 +212,12 @@ def unbounded_graphs(walk: Walk) -> Iterator[Report]:
         if capture.kind not in ("graph", "manual") or capture.graph is None:
             continue
         for event in walk.of(ev.WriteEvent):
-            if event.clock > capture.end and isinstance(event.cell.holder, Mapping) and event.capture is None and holds(event.new, capture):
+            if (
+                event.clock > capture.end
+                and isinstance(event.cell.holder, Mapping)
+                and event.capture is None
+                and holds(event.new, capture)
+            ):
                 key = _key_value(event, walk)
                 if key is not None and not _bounded(event.cell.holder, walk):
                     stores.setdefault((capture.frame.module.path, capture.at[0]), []).append((capture, event, key))
@@ -172,7 +226,10 @@ def unbounded_graphs(walk: Walk) -> Iterator[Report]:
         if not _varying_size([key for _, _, key in kept]) or (walk.whole and len(kept) < 2):
             continue
         capture, event, _ = kept[0]
-        if not walk.whole and not any(frame.func is not None and asks_for_key(frame.func, _name_of(event.cell.holder, walk)) for frame, _, _ in capture.stack):
+        if not walk.whole and not any(
+            frame.func is not None and asks_for_key(frame.func, _name_of(event.cell.holder, walk))
+            for frame, _, _ in capture.stack
+        ):
             continue  # who calls it decides which sizes come; it may well round them
         report = Report("unbounded-graphs", capture.frame, capture.at, capture, {"value": "size"})
         report.related.append((event.frame, event.at, "the graph is kept here, one for each size"))
@@ -186,7 +243,18 @@ def _name_of(holder: Holder, walk: Walk) -> str:
 
 def _key_value(event: ev.WriteEvent, walk: Walk) -> Value | None:
     """The value of the key under which the slot was written."""
-    store = next((one for one in reversed(walk.of(ev.IndexEvent)) if one.stored is not None and one.stored in alternatives(event.new) and one.clock <= event.clock and event.cell.holder in alternatives(one.obj) and one.at[0] == event.at[0]), None)
+    store = next(
+        (
+            one
+            for one in reversed(walk.of(ev.IndexEvent))
+            if one.stored is not None
+            and one.stored in alternatives(event.new)
+            and one.clock <= event.clock
+            and event.cell.holder in alternatives(one.obj)
+            and one.at[0] == event.at[0]
+        ),
+        None,
+    )
     return store.index if store is not None else None
 
 
@@ -199,8 +267,13 @@ def _varying_size(keys: list[Value]) -> bool:
                 if isinstance(one, Host):
                     columns.setdefault(index, []).append(one)
     for column in columns.values():
-        raw = all("shape" in one.marks and "computed" not in one.marks and one.kind in ("int", "size", "any") for one in column)
-        if raw and (_of_several(column) if any(not one.known for one in column) else len({one.value for one in column}) > 1):
+        raw = all(
+            "shape" in one.marks and "computed" not in one.marks and one.kind in ("int", "size", "any")
+            for one in column
+        )
+        if raw and (
+            _of_several(column) if any(not one.known for one in column) else len({one.value for one in column}) > 1
+        ):
             return True
     return False
 
@@ -214,10 +287,23 @@ def _of_several(column: list[Host]) -> bool:
 def _bounded(holder: Mapping, walk: Walk) -> bool:
     """Whether something drops entries, or tests how many there are."""
     for event in walk.events:
-        if isinstance(event, ev.MutateEvent) and event.holder is holder and event.name in ("pop", "popitem", "clear", "del"):
+        if (
+            isinstance(event, ev.MutateEvent)
+            and event.holder is holder
+            and event.name in ("pop", "popitem", "clear", "del")
+        ):
             return True
-        if isinstance(event, ev.CallEvent) and event.name == "builtins.len" and event.args and event.args[0] is holder and event.capture is None:
-            if any(one.frame is event.frame and one.at[0] <= event.at[0] <= one.at[2] and one.how in ("if", "while") for one in walk.of(ev.TestEvent)):
+        if (
+            isinstance(event, ev.CallEvent)
+            and event.name == "builtins.len"
+            and event.args
+            and event.args[0] is holder
+            and event.capture is None
+        ):
+            if any(
+                one.frame is event.frame and one.at[0] <= event.at[0] <= one.at[2] and one.how in ("if", "while")
+                for one in walk.of(ev.TestEvent)
+            ):
                 return True
     return False
 
@@ -226,5 +312,3 @@ def _bounded(holder: Mapping, walk: Walk) -> bool:
 
 
 # --- make_graphed_callables ------------------------------------------------------------------------------------------
-
-

@@ -13,7 +13,12 @@ from graphlint.flow.values import External, Host, Items, Tensor, Unknown, Value,
 def compiled_calls(walk: Walk) -> Iterator[tuple[ev.CallEvent, Wrapped]]:
     """The calls, outside captures, of functions compiled with CUDA graphs."""
     for event in walk.of(ev.CallEvent):
-        if event.name == "<compiled>.__call__" and event.capture is None and isinstance(event.receiver, Wrapped) and event.receiver.facts.get("graphs"):
+        if (
+            event.name == "<compiled>.__call__"
+            and event.capture is None
+            and isinstance(event.receiver, Wrapped)
+            and event.receiver.facts.get("graphs")
+        ):
             yield event, event.receiver
 
 
@@ -24,7 +29,12 @@ def dynamic_recording(walk: Walk) -> Iterator[Report]:
         if id(func) in seen or not _symbolic(func):
             continue
         for part in walk.of(ev.IndexEvent):
-            if part.clock > event.clock or part.frame is not event.frame or not within(part.at, event.at) or not isinstance(part.obj, (Tensor, Unknown)):
+            if (
+                part.clock > event.clock
+                or part.frame is not event.frame
+                or not within(part.at, event.at)
+                or not isinstance(part.obj, (Tensor, Unknown))
+            ):
                 continue
             counted = next((one for one in _bounds(part.index) if _counts(one, event, walk)), None)
             if counted is not None:
@@ -41,15 +51,33 @@ def _symbolic(func: Wrapped) -> bool:
 
 def _bounds(index: Value) -> list[Host]:
     parts = index.values if isinstance(index, Items) else [index]
-    return [one for part in parts if isinstance(part, External) and part.name == "slice" for bound in part.args for one in alternatives(bound) if isinstance(one, Host)]
+    return [
+        one
+        for part in parts
+        if isinstance(part, External) and part.name == "slice"
+        for bound in part.args
+        for one in alternatives(bound)
+        if isinstance(one, Host)
+    ]
 
 
 def _counts(bound: Host, call: ev.CallEvent, walk: Walk) -> bool:
     """Whether the bound is what a loop over `range` counts with, in the function of the call."""
     if "loop" in bound.marks:
         return True
-    loops = [event for event in walk.of(ev.LoopEvent) if event.frame is call.frame and event.clock < call.clock and isinstance(event.value, External) and event.value.name == "range"]
-    counted = {constant(event.new) for event in walk.of(ev.WriteEvent) if event.frame is call.frame and event.how == "loop" and loops}
+    loops = [
+        event
+        for event in walk.of(ev.LoopEvent)
+        if event.frame is call.frame
+        and event.clock < call.clock
+        and isinstance(event.value, External)
+        and event.value.name == "range"
+    ]
+    counted = {
+        constant(event.new)
+        for event in walk.of(ev.WriteEvent)
+        if event.frame is call.frame and event.how == "loop" and loops
+    }
     return bound.known and bound.value in counted
 
 
@@ -60,11 +88,20 @@ def missing_step_mark(walk: Walk) -> Iterator[Report]:
         calls.setdefault(id(func), []).append(event)
     for made in calls.values():
         for first, second in itertools.pairwise(made):
-            if first.at != second.at or first.frame is not second.frame or constant(second.keywords.get("<grad>")) is not True or not _wants_gradient(second):
+            if (
+                first.at != second.at
+                or first.frame is not second.frame
+                or constant(second.keywords.get("<grad>")) is not True
+                or not _wants_gradient(second)
+            ):
                 continue
             if not _holds_on(first, second, walk) or _ends_step(first, second, walk) or _few_rounds(first, walk):
                 continue
-            yield at(second, "missing-step-mark", second.receiver.facts.get("capture") if isinstance(second.receiver, Wrapped) else None)
+            yield at(
+                second,
+                "missing-step-mark",
+                second.receiver.facts.get("capture") if isinstance(second.receiver, Wrapped) else None,
+            )
             break
 
 
@@ -79,9 +116,18 @@ def _holds_on(first: ev.CallEvent, second: ev.CallEvent, walk: Walk) -> bool:
             break
         if isinstance(event, ev.MutateEvent) and any(one.grad for value in event.values for one in tensors_in(value)):
             return True
-        if isinstance(event, ev.WriteEvent) and event.how == "augment" and any(one.grad for one in tensors_in(event.new)):
+        if (
+            isinstance(event, ev.WriteEvent)
+            and event.how == "augment"
+            and any(one.grad for one in tensors_in(event.new))
+        ):
             return True
-        if isinstance(event, ev.InplaceEvent) and event.name == "+=" and event.source is not None and any(one.grad for one in tensors_in(event.source)):
+        if (
+            isinstance(event, ev.InplaceEvent)
+            and event.name == "+="
+            and event.source is not None
+            and any(one.grad for one in tensors_in(event.source))
+        ):
             return True
     return False
 
@@ -89,7 +135,9 @@ def _holds_on(first: ev.CallEvent, second: ev.CallEvent, walk: Walk) -> bool:
 def _ends_step(first: ev.CallEvent, second: ev.CallEvent, walk: Walk) -> bool:
     """Whether a backward, or a mark, ends the step between the two calls."""
     for event in walk.of(ev.CallEvent):
-        if first.clock < event.clock < second.clock and event.name.endswith((".backward", "cudagraph_mark_step_begin", "autograd.grad")):
+        if first.clock < event.clock < second.clock and event.name.endswith(
+            (".backward", "cudagraph_mark_step_begin", "autograd.grad")
+        ):
             return True
     return False
 

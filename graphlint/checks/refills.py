@@ -27,10 +27,25 @@ def late_refill(walk: Walk) -> Iterator[Report]:
         replays = walk.replays(capture)
         if not replays:
             continue
-        storages = {tensor.storage: cell for cell, (_, tensor) in inputs_of(capture, walk).items() if tensor.storage.owner not in ("param", "grad")}
-        until = min((one.begin for one in walk.captures if one.at == capture.at and one.begin > capture.end), default=1 << 60)
+        storages = {
+            tensor.storage: cell
+            for cell, (_, tensor) in inputs_of(capture, walk).items()
+            if tensor.storage.owner not in ("param", "grad")
+        }
+        until = min(
+            (one.begin for one in walk.captures if one.at == capture.at and one.begin > capture.end), default=1 << 60
+        )
         for storage, cell in storages.items():
-            fills = [event for event in walk.of(ev.InplaceEvent) if event.storage is storage and event.name == "copy_" and event.capture is None and event.clock > capture.end and event.clock < until and not _own_result(event, capture, walk)]
+            fills = [
+                event
+                for event in walk.of(ev.InplaceEvent)
+                if event.storage is storage
+                and event.name == "copy_"
+                and event.capture is None
+                and event.clock > capture.end
+                and event.clock < until
+                and not _own_result(event, capture, walk)
+            ]
             for fill in fills:
                 same = [event for event in replays if event.frame is fill.frame]
                 others = [event for event in fills if event.frame is fill.frame]
@@ -39,7 +54,14 @@ def late_refill(walk: Walk) -> Iterator[Report]:
                 if until < 1 << 60 and not any(fill.clock < event.clock for event in replays):
                     continue  # what comes next is another capture, which reads it
                 if same[0].clock < others[0].clock and same[-1].clock < others[-1].clock and len(same) == len(others):
-                    report = at(fill, "late-refill", capture, value=cell_name(cell).lstrip("."), why="after the replay", where=place(same[0].frame, same[0].at))
+                    report = at(
+                        fill,
+                        "late-refill",
+                        capture,
+                        value=cell_name(cell).lstrip("."),
+                        why="after the replay",
+                        where=place(same[0].frame, same[0].at),
+                    )
                     report.related.append((same[0].frame, same[0].at, "the replay that should read it has run already"))
                     yield report
                     break
@@ -54,15 +76,34 @@ def _derived(storage: Storage, capture: ev.Capture, walk: Walk, depth: int = 4) 
     """Whether the memory is the graph's, or was computed from it."""
     if storage.pool is capture:
         return True
-    made = next((event for event in walk.events if isinstance(event, (ev.CallEvent, ev.OpEvent)) and isinstance(event.result, Tensor) and event.result.storage is storage), None)
-    return made is not None and depth > 0 and any(one.storage is not storage and _derived(one.storage, capture, walk, depth - 1) for value in operands(made) for one in tensors_in(value))
+    made = next(
+        (
+            event
+            for event in walk.events
+            if isinstance(event, (ev.CallEvent, ev.OpEvent))
+            and isinstance(event.result, Tensor)
+            and event.result.storage is storage
+        ),
+        None,
+    )
+    return (
+        made is not None
+        and depth > 0
+        and any(
+            one.storage is not storage and _derived(one.storage, capture, walk, depth - 1)
+            for value in operands(made)
+            for one in tensors_in(value)
+        )
+    )
 
 
 def skipped_input(walk: Walk) -> Iterator[Report]:
     """A refill that looks at one level of the arguments passes over tensors nested in them."""
     for capture in captured(walk):
         reads = {tensor.storage for _, tensor in inputs_of(capture, walk).values()}
-        filled = {event.storage for event in walk.of(ev.InplaceEvent) if event.clock > capture.end and event.capture is None}
+        filled = {
+            event.storage for event in walk.of(ev.InplaceEvent) if event.clock > capture.end and event.capture is None
+        }
         forgotten = reads - filled
         if not forgotten or not walk.replays(capture):
             continue
@@ -71,10 +112,22 @@ def skipped_input(walk: Walk) -> Iterator[Report]:
             if event.capture is not None or event.clock < capture.end or not _asks_for_tensor(event):
                 continue
             nested = [one for one in alternatives(event.args[0]) if isinstance(one, (Mapping, Items))]
-            if not nested or not tensors_in(nested[0]) or (isinstance(event.result, Host) and event.result.value is True):
+            if (
+                not nested
+                or not tensors_in(nested[0])
+                or (isinstance(event.result, Host) and event.result.value is True)
+            ):
                 continue
-            fills_here = [one for one in walk.of(ev.InplaceEvent) if one.frame is event.frame and one.name == "copy_" and one.storage in touched]
-            descends = [one for one in walk.of(ev.CallEvent) if one.frame is not event.frame and one.clock > event.clock and one.frame.parent is event.frame]
+            fills_here = [
+                one
+                for one in walk.of(ev.InplaceEvent)
+                if one.frame is event.frame and one.name == "copy_" and one.storage in touched
+            ]
+            descends = [
+                one
+                for one in walk.of(ev.CallEvent)
+                if one.frame is not event.frame and one.clock > event.clock and one.frame.parent is event.frame
+            ]
             if (not fills_here and not _fills_around(event, touched, walk)) or descends:
                 continue
             held = _held_nested(capture, forgotten, walk)
@@ -88,12 +141,19 @@ def skipped_input(walk: Walk) -> Iterator[Report]:
 def _asks_for_tensor(event: ev.CallEvent) -> bool:
     if event.name == "torch.is_tensor" and event.args:
         return True
-    return event.name == "builtins.isinstance" and len(event.args) > 1 and "Tensor" in str(getattr(event.args[1], "name", ""))
+    return (
+        event.name == "builtins.isinstance"
+        and len(event.args) > 1
+        and "Tensor" in str(getattr(event.args[1], "name", ""))
+    )
 
 
 def _fills_around(event: ev.CallEvent, reads: set[Storage], walk: Walk) -> bool:
     """The loop that asks fills static inputs of other arguments in the same function."""
-    return any(one.frame.func is event.frame.func and one.name == "copy_" and one.storage in reads for one in walk.of(ev.InplaceEvent))
+    return any(
+        one.frame.func is event.frame.func and one.name == "copy_" and one.storage in reads
+        for one in walk.of(ev.InplaceEvent)
+    )
 
 
 def _held_nested(capture: ev.Capture, forgotten: set[Storage], walk: Walk) -> str | None:
@@ -107,8 +167,14 @@ def unmentioned_input(walk: Walk) -> Iterator[Report]:
     """A caller hands a tensor to the function that refills and replays, and the function never looks at it, though the graph reads one of that name."""
     for capture in captured(walk):
         inputs = inputs_of(capture, walk)
-        filled = {event.storage for event in walk.of(ev.InplaceEvent) if event.clock > capture.end and event.capture is None}
-        stale = {str(cell.key): read for cell, (read, tensor) in inputs.items() if tensor.storage not in filled and tensor.storage.owner == ""}
+        filled = {
+            event.storage for event in walk.of(ev.InplaceEvent) if event.clock > capture.end and event.capture is None
+        }
+        stale = {
+            str(cell.key): read
+            for cell, (read, tensor) in inputs.items()
+            if tensor.storage not in filled and tensor.storage.owner == ""
+        }
         for replay in walk.replays(capture):
             report = _forgotten(replay.frame, capture, stale, walk)
             if report is not None:
@@ -116,19 +182,45 @@ def unmentioned_input(walk: Walk) -> Iterator[Report]:
                 break
 
 
-def _forgotten(frame: ev.Frame | None, capture: ev.Capture, stale: dict[str, ev.ReadEvent], walk: Walk) -> Report | None:
+def _forgotten(
+    frame: ev.Frame | None, capture: ev.Capture, stale: dict[str, ev.ReadEvent], walk: Walk
+) -> Report | None:
     while frame is not None and frame.func is not None:
         for param in frame.func.params:
             value = frame.scope.slots.get(param.name)
-            given = value is not None and (tensors_in(value) or (isinstance(value, Unknown) and param.default is None and param.kind == "pos"))
-            if value is None or param.name in ("self", "cls") or not given or param.name in set(names_in(frame.func.body)):
+            given = value is not None and (
+                tensors_in(value) or (isinstance(value, Unknown) and param.default is None and param.kind == "pos")
+            )
+            if (
+                value is None
+                or param.name in ("self", "cls")
+                or not given
+                or param.name in set(names_in(frame.func.body))
+            ):
                 continue
             wanted = [str(key) for key in value.slots] if isinstance(value, Mapping) else [param.name]
-            name = next((key for word in wanted for key in stale if word and (key == word or key.endswith(f"_{word}") or key.startswith(f"{word}_"))), None)
-            fill = next((event for event in walk.of(ev.InplaceEvent) if event.frame is frame and event.name == "copy_" and event.clock > capture.end), None)
+            name = next(
+                (
+                    key
+                    for word in wanted
+                    for key in stale
+                    if word and (key == word or key.endswith(f"_{word}") or key.startswith(f"{word}_"))
+                ),
+                None,
+            )
+            fill = next(
+                (
+                    event
+                    for event in walk.of(ev.InplaceEvent)
+                    if event.frame is frame and event.name == "copy_" and event.clock > capture.end
+                ),
+                None,
+            )
             if name is not None and fill is not None:
                 report = at(fill, "skipped-input", capture, why=f"`{param.name}`", value=name)
-                report.related.append((stale[name].frame, stale[name].at, "the graph reads the tensor of the capture here"))
+                report.related.append(
+                    (stale[name].frame, stale[name].at, "the graph reads the tensor of the capture here")
+                )
                 return report
         frame = frame.parent
     return None
@@ -142,7 +234,13 @@ def dead_input(walk: Walk) -> Iterator[Report]:
             continue
         for cell, (read, tensor) in inputs_of(capture, walk).items():
             storage = tensor.storage
-            if storage.owner or storage in replay.alive or storage.pool is not None or not isinstance(cell.holder, Scope) or cell.holder.outer is None:
+            if (
+                storage.owner
+                or storage in replay.alive
+                or storage.pool is not None
+                or not isinstance(cell.holder, Scope)
+                or cell.holder.outer is None
+            ):
                 continue
             if not walk.whole and storage.born < capture.frame.scope.born:
                 continue  # the caller's: whether it keeps the tensor is not seen
@@ -158,7 +256,11 @@ def dead_input(walk: Walk) -> Iterator[Report]:
 def _result_wanted(capture: ev.Capture, replay: ev.ReplayEvent, walk: Walk) -> bool:
     """Whether anything is done with a result of the graph behind the replay."""
     for event in walk.events:
-        if event.clock > replay.clock and event.capture is None and isinstance(event, (ev.CallEvent, ev.OpEvent, ev.ReturnEvent)):
+        if (
+            event.clock > replay.clock
+            and event.capture is None
+            and isinstance(event, (ev.CallEvent, ev.OpEvent, ev.ReturnEvent))
+        ):
             values = [event.value] if isinstance(event, ev.ReturnEvent) else operands(event)
             if any(one.storage.pool is capture for value in values for one in tensors_in(value)):
                 return True
@@ -167,12 +269,29 @@ def _result_wanted(capture: ev.Capture, replay: ev.ReplayEvent, walk: Walk) -> b
 
 def _made_for_sure(storage: Storage, walk: Walk) -> bool:
     """Whether the tensor was made by a call that always makes one, and not by a `.to()` that may have given its receiver back."""
-    made = next((event for event in walk.of(ev.CallEvent) if isinstance(event.result, Tensor) and event.result.storage is storage), None)
-    if made is None or made.name.rpartition(".")[2] not in ("to", "cuda", "contiguous", "float", "half", "bfloat16", "type"):
+    made = next(
+        (
+            event
+            for event in walk.of(ev.CallEvent)
+            if isinstance(event.result, Tensor) and event.result.storage is storage
+        ),
+        None,
+    )
+    if made is None or made.name.rpartition(".")[2] not in (
+        "to",
+        "cuda",
+        "contiguous",
+        "float",
+        "half",
+        "bfloat16",
+        "type",
+    ):
         return made is not None
     if not isinstance(made.receiver, Tensor):
         return False
-    return made.receiver.on_host or (made.receiver.storage.born > made.frame.scope.born and _made_for_sure(made.receiver.storage, walk))
+    return made.receiver.on_host or (
+        made.receiver.storage.born > made.frame.scope.born and _made_for_sure(made.receiver.storage, walk)
+    )
 
 
 def deleted_input(walk: Walk) -> Iterator[Report]:
@@ -184,6 +303,9 @@ def deleted_input(walk: Walk) -> Iterator[Report]:
                 continue
             tensor = inputs[event.cell][1]
             others = [cell for cell, (_, one) in inputs.items() if one.storage is tensor.storage and cell != event.cell]
-            kept = any(isinstance(one.new, Tensor) and one.new.storage is tensor.storage and one.cell != event.cell for one in walk.of(ev.WriteEvent))
+            kept = any(
+                isinstance(one.new, Tensor) and one.new.storage is tensor.storage and one.cell != event.cell
+                for one in walk.of(ev.WriteEvent)
+            )
             if not others and not kept and replayed_after(capture, event.clock, walk) and tensor.storage.owner == "":
                 yield at(event, "dead-input", capture, value=cell_name(event.cell).lstrip("."))
