@@ -40,19 +40,23 @@ def kept_output(walk: Walk) -> Iterator[Report]:
             again = (
                 len(event.values) > 1
                 if event.name == "collect"
-                else any(one.clock > event.clock for one in replays) and (walk.whole or _piles_up(event, replays, walk))
+                else any(one.clock > event.clock for one in replays)
+                and ((walk.whole and event.frame is not capture.frame) or _piles_up(event, capture, replays, walk))
             )
             if kept and again and not _consumed(event, kept, replays, walk):
                 yield at(event, "kept-output", capture, why="is kept here over the next replay")
                 break
 
 
-def _piles_up(event: ev.MutateEvent, replays: list[ev.ReplayEvent], walk: Walk) -> bool:
-    """Whether the same line keeps another result after a later replay; a list made once holds the places to look at after each."""
+def _piles_up(event: ev.MutateEvent, capture: ev.Capture, replays: list[ev.ReplayEvent], walk: Walk) -> bool:
+    """Whether the container gets another result of the graph after a later replay.
+
+    What the capturing function stores once, or a class seen by itself, is the place to look at after each replay.
+    """
     later = [
         one.clock
         for one in walk.of(ev.MutateEvent)
-        if one is not event and one.holder is event.holder and one.at == event.at
+        if one is not event and one.holder is event.holder and any(_outputs(value, capture) for value in one.values)
     ]
     return any(event.clock < replay.clock < clock for replay in replays for clock in later)
 
@@ -151,7 +155,7 @@ def _named_before(write: ev.WriteEvent, replays: list[ev.ReplayEvent]) -> bool:
     following = next((one for one in replays if one.clock > write.clock), None)
     here = _line_in(following, write.frame) if following is not None else None
     before = _line_in(last, write.frame) if last is not None else None
-    return here is not None and write.at[0] < here[0] and (before is None or before == here)
+    return here is not None and write.at[:2] < here[:2] and (before is None or before == here)
 
 
 def _line_in(replay: ev.ReplayEvent, wanted: ev.Frame) -> tuple[int, int, int, int] | None:
