@@ -243,11 +243,11 @@ class Machine(Calls):
         elif isinstance(target, ir.Subscript):
             self._store(target, value, at, how)
         elif isinstance(target, ir.Sequence):
-            self._unpack(target, value, at)
+            self._unpack(target, value, at, how)
         elif isinstance(target, ir.Star):
             self.assign(target.value, self.items("list", [value], at, exact=False), at)
 
-    def _unpack(self, target: ir.Sequence, value: Value, at: ir.Span) -> None:
+    def _unpack(self, target: ir.Sequence, value: Value, at: ir.Span, how: str) -> None:
         parts = self.unpack(value, len(target.items), at)
         starred = next((index for index, item in enumerate(target.items) if isinstance(item, ir.Star)), None)
         if starred is not None and isinstance(value, Items) and value.exact:
@@ -256,10 +256,10 @@ class Machine(Calls):
             middle = values[starred : len(values) - tail]
             parts = [*values[:starred], self.items("list", middle, at), *values[len(values) - tail :]]
             for item, part in zip(target.items, parts, strict=False):
-                self.assign(item.value if isinstance(item, ir.Star) else item, part, at)
+                self.assign(item.value if isinstance(item, ir.Star) else item, part, at, how)
             return
         for item, part in zip(target.items, parts, strict=False):
-            self.assign(item, part, at)
+            self.assign(item, part, at, how)
 
     def unpack(self, value: Value, count: int, at: ir.Span) -> list[Value]:
         """The parts of `a, b = value`."""
