@@ -1,7 +1,9 @@
 """Judgement that data alone can't express: small functions over what a walk recorded.
 
-A check says by the annotation of its first parameter what it wants to see: an event type (it is handed every such event inside a capture in which
-Python runs as it stands), `ev.Capture` (every capture), or `Walk` (the whole walk, once). It yields `Report`s that name a rule; words and severity
+A check says by the annotation of its first parameter what it wants to see: an event type (it is handed every such event
+inside a capture in which
+Python runs as it stands), `ev.Capture` (every capture), or `Walk` (the whole walk, once). It yields `Report`s that name
+a rule; words and severity
 come from the rulebook.
 This folder is the registry: a function of any module here whose first parameter is so annotated is a check.
 """

@@ -38,7 +38,8 @@ DIRECT = frozenset({"graph", "manual", "graphed-callable", "capture-safe", "warp
 class Report:
     """What a check found: the rule's name, where, in which capture, and the words for the rule's message.
 
-    `words` fill the message's fields (`{why}`, `{value}`, `{call}`, `{where}`); a field that is not given is the source text at `at`. `related`
+    `words` fill the message's fields (`{why}`, `{value}`, `{call}`, `{where}`); a field that is not given is the source
+    text at `at`. `related`
     are second places with a reason: (frame, span, reason).
     """
 
@@ -115,7 +116,8 @@ class Walk:
         return known
 
     def kept(self, capture: ev.Capture) -> bool:
-        """Whether something that outlives the capturing function holds its graph: an attribute, a list, a closure, the caller."""
+        """Whether something that outlives the capturing function holds its graph: an attribute, a list, a closure, the
+        caller."""
         return any(
             _holds_graph(event, capture)
             for event in self.events
@@ -154,7 +156,8 @@ def reaches(value: Value, graph: Holder | None, depth: int = 3) -> bool:
 
 
 def on_device(value: Value) -> Tensor | None:
-    """The tensor it is or may be, unless that is known to lie on the host; only where something shows that it is a tensor."""
+    """The tensor it is or may be, unless that is known to lie on the host; only where something shows that it is a
+    tensor."""
     for one in alternatives(value):
         if isinstance(one, Tensor) and one.sure and one.device in ("cuda", "?"):
             return one

@@ -74,7 +74,8 @@ def _overwritten(
 
 
 def _pending(mine: ev.CallEvent, later: ev.CallEvent, walk: Walk) -> bool:
-    """Whether both calls belong to one step: in gradient mode, with neither a backward nor a step mark between; then the results lie side by side."""
+    """Whether both calls belong to one step: in gradient mode, with neither a backward nor a step mark between; then
+    the results lie side by side."""
     if constant(mine.keywords.get("<grad>")) is not True:
         return False
     between = (event for event in walk.of(ev.CallEvent) if mine.clock < event.clock < later.clock)

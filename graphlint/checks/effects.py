@@ -68,7 +68,8 @@ def _unrepeated(
 
 
 def _collects(event: ev.MutateEvent, capture: ev.Capture) -> bool:
-    """Whether the capturing function itself puts the graph's results away: they are made once, and stay where they are."""
+    """Whether the capturing function itself puts the graph's results away: they are made once, and stay where they
+    are."""
     results = [one for value in event.values for one in tensors_in(value)]
     return event.frame is capture.frame and bool(results) and all(one.storage.pool is capture for one in results)
 
@@ -151,7 +152,8 @@ def consumed(walk: Walk) -> Iterator[Report]:
 
 
 def unscaled_twice(walk: Walk) -> Iterator[Report]:
-    """`unscale_` is captured and the scaler's step is not: what the scaler remembers of it does not happen on replay."""
+    """`unscale_` is captured and the scaler's step is not: what the scaler remembers of it does not happen on
+    replay."""
     for event in walk.of(ev.CallEvent):
         if event.name != "torch.amp.GradScaler.unscale_" or event.capture is None or not walk.replays(event.capture):
             continue
@@ -180,7 +182,8 @@ def unscaled_twice(walk: Walk) -> Iterator[Report]:
 
 
 def averaged_on_host(walk: Walk) -> Iterator[Report]:
-    """`AveragedModel.update_parameters` asks its counter whether this is the first call: on the host, once, at capture."""
+    """`AveragedModel.update_parameters` asks its counter whether this is the first call: on the host, once, at
+    capture."""
     for event in walk.direct(ev.CallEvent):
         model = event.receiver
         if event.name != "torch.optim.swa_utils.AveragedModel.update_parameters" or not isinstance(model, External):
@@ -216,7 +219,8 @@ def _other(new: Value, old: Value) -> bool:
 
 
 def _container_used(change: ev.MutateEvent, replays: list[ev.ReplayEvent], walk: Walk) -> ev.Event | None:
-    """A list or dict that the region grows is looked at outside after a replay; not by the function that grows it, which fills it where it runs."""
+    """A list or dict that the region grows is looked at outside after a replay; not by the function that grows it,
+    which fills it where it runs."""
     holder = change.holder
     for event in walk.events:
         if event.clock < replays[0].clock or event.capture is not None or event.frame.func is change.frame.func:

@@ -200,7 +200,8 @@ def _stale_after(change: ev.WriteEvent, capture: ev.Capture, walk: Walk) -> bool
         return True  # and not on purpose, beside another graph that was captured for the new value
     if walk.whole:
         return False
-    # a class seen by itself: its methods are called in any order, unless the change comes with a new capture or drops the graph
+    # a class seen by itself: its methods are called in any order, unless the change comes with a new capture or drops
+    # the graph
     again = [
         one
         for one in walk.captures

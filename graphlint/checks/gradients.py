@@ -57,7 +57,8 @@ def _looked_for(drop: ev.WriteEvent, replay: ev.ReplayEvent, walk: Walk) -> ev.E
 
 
 def piled_gradient(walk: Walk) -> Iterator[Report]:
-    """Gradients exist when the backward is captured, so it adds to them, and nothing clears them between replays and steps."""
+    """Gradients exist when the backward is captured, so it adds to them, and nothing clears them between replays and
+    steps."""
     for capture in backward_only(walk):
         replays = walk.replays(capture)
         if len(replays) < 2 or not walk.whole or not _exist_at(capture, walk):

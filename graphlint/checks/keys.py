@@ -22,7 +22,8 @@ from graphlint.link import inner
 
 
 def incomplete_key(walk: Walk) -> Iterator[Report]:
-    """A graph kept under a key is taken again by a later call that differs in something the region reads and the key leaves out."""
+    """A graph kept under a key is taken again by a later call that differs in something the region reads and the key
+    leaves out."""
     for capture in walk.captures:
         if capture.kind not in ("graph", "manual") or capture.graph is None or not walk.replays(capture):
             continue
@@ -49,7 +50,8 @@ def incomplete_key(walk: Walk) -> Iterator[Report]:
 def _left_out(
     then: ev.Frame, capture: ev.Capture, reads: list[ev.ReadEvent], walk: Walk
 ) -> tuple[str, ev.ReadEvent] | None:
-    """A local of the capturing call that the region reads, and that is another number in a call that takes the graph as it is."""
+    """A local of the capturing call that the region reads, and that is another number in a call that takes the graph as
+    it is."""
     for now in _takers(then, capture, walk):
         for name, value in then.scope.slots.items():
             if not _other_constant(value, now.get(name)):

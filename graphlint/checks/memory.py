@@ -1,4 +1,5 @@
-"""Addresses: what a graph reads and writes stays where it was at capture, and what happens to it afterwards in Python."""
+"""Addresses: what a graph reads and writes stays where it was at capture, and what happens to it afterwards in
+Python."""
 
 from __future__ import annotations
 
@@ -101,7 +102,8 @@ def rebound_input(walk: Walk) -> Iterator[Report]:
 
 
 def rebound_state(walk: Walk) -> Iterator[Report]:
-    """A region computes new state from old and binds it to the same name: the graph reads the old memory at each replay."""
+    """A region computes new state from old and binds it to the same name: the graph reads the old memory at each
+    replay."""
     for capture in captured(walk):
         replays = walk.replays(capture)
         if capture.kind == "graphed-callable" or len(replays) < 2:
@@ -143,7 +145,8 @@ def rebound_state(walk: Walk) -> Iterator[Report]:
 
 
 def _carried_over(old: Storage, cell: Cell, capture: ev.Capture, walk: Walk) -> bool:
-    """Whether the state comes back into the old memory, or is bound anew: in the region behind the reading, or outside."""
+    """Whether the state comes back into the old memory, or is bound anew: in the region behind the reading, or
+    outside."""
     if any(event.storage is old and event.clock > capture.begin for event in walk.of(ev.InplaceEvent)):
         return True
     inside = {event.at for event in walk.inside(capture) if isinstance(event, ev.WriteEvent) and event.cell == cell}
@@ -160,7 +163,8 @@ def _carried_over(old: Storage, cell: Cell, capture: ev.Capture, walk: Walk) -> 
 
 
 def _in_sequence(event: ev.Event, replay: ev.ReplayEvent | None) -> bool:
-    """Whether both happened in one run of the program, and not in two methods of a class that were tried one after the other."""
+    """Whether both happened in one run of the program, and not in two methods of a class that were tried one after the
+    other."""
     return replay is not None and _root(event.frame) is _root(replay.frame)
 
 
@@ -171,7 +175,8 @@ def _root(frame: ev.Frame) -> ev.Frame:
 
 
 def _moved_in(event: ev.WriteEvent, walk: Walk) -> bool:
-    """Whether what is bound comes from `.to()` or `.cuda()` of something: where a tensor stood, that is another tensor."""
+    """Whether what is bound comes from `.to()` or `.cuda()` of something: where a tensor stood, that is another
+    tensor."""
     calls = (one for one in walk.of(ev.CallEvent) if one.frame is event.frame and one.name in ("?.to", "?.cuda"))
     return any(within(one.at, event.at) and event.at[0] == one.at[0] for one in calls)
 
@@ -218,7 +223,8 @@ def _replays_next(event: ev.WriteEvent, walk: Walk) -> bool:
 
 
 def _local_input(cell: Cell, event: ev.WriteEvent, walk: Walk) -> bool:
-    """A local that is rebound is an input by its name alone; the new tensor must not be used for anything else before the replay."""
+    """A local that is rebound is an input by its name alone; the new tensor must not be used for anything else before
+    the replay."""
     new = next((one for one in alternatives(event.new) if isinstance(one, Tensor)), None)
     if new is None:
         return isinstance(event.new, Unknown) and _replays_next(event, walk)
@@ -254,7 +260,8 @@ def _replaced(
 
 
 def _made_empty(event: ev.WriteEvent, walk: Walk) -> bool:
-    """Whether what is bound is a fresh tensor of zeros and the like: state that starts anew, and no data that came in."""
+    """Whether what is bound is a fresh tensor of zeros and the like: state that starts anew, and no data that came
+    in."""
     return any(
         one.result is event.new
         and one.name.rpartition(".")[2] in names.FACTORIES | names.LIKE

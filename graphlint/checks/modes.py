@@ -147,7 +147,8 @@ def frozen_environment(walk: Walk) -> Iterator[Report]:
 
 
 def autocast_around(walk: Walk) -> Iterator[Report]:
-    """A region under an autocast that was entered outside, behind a warm-up in it: the graph reads cast weights that no update reaches."""
+    """A region under an autocast that was entered outside, behind a warm-up in it: the graph reads cast weights that no
+    update reaches."""
     for capture in captured(walk):
         if not capture.autocast or not walk.replays(capture):
             continue
@@ -200,7 +201,8 @@ def _updated(forward: ev.CallEvent, capture: ev.Capture, walk: Walk) -> ev.Inpla
 
 
 def capture_aware_arithmetic(walk: Walk) -> Iterator[Report]:
-    """A branch on `is_current_stream_capturing()` whose two sides compute differently, though the eager side could be captured as well."""
+    """A branch on `is_current_stream_capturing()` whose two sides compute differently, though the eager side could be
+    captured as well."""
     seen: set[int] = set()
     for test in walk.direct(ev.TestEvent):
         if (
@@ -241,7 +243,8 @@ def _asks_capturing(test: ev.TestEvent) -> bool:
 
 
 def _arithmetic(test: ev.TestEvent, walk: Walk) -> list[str] | None:
-    """What the function computes behind the test, by the names of torch; None where it does what a capture could not, or what is not known."""
+    """What the function computes behind the test, by the names of torch; None where it does what a capture could not,
+    or what is not known."""
     found: list[str] = []
     for event in walk.after(test.clock):
         if event.frame is not test.frame:

@@ -150,7 +150,8 @@ def _kept_names(capture: ev.Capture, first: ev.ReplayEvent, walk: Walk) -> Itera
 
 
 def _named_before(write: ev.WriteEvent, replays: list[ev.ReplayEvent]) -> bool:
-    """Whether the name is given to the place of the result, and the replay that fills it comes behind: `graph, out = graphs[n]; graph.replay()`."""
+    """Whether the name is given to the place of the result, and the replay that fills it comes behind: `graph, out =
+    graphs[n]; graph.replay()`."""
     last = next((one for one in reversed(replays) if one.clock < write.clock), None)
     following = next((one for one in replays if one.clock > write.clock), None)
     here = _line_in(following, write.frame) if following is not None else None
@@ -199,13 +200,15 @@ def _stale_read(write: ev.WriteEvent, replays: list[ev.ReplayEvent], walk: Walk)
 
 
 def _last_sure(replays: list[ev.ReplayEvent], clock: int) -> bool:
-    """Whether the last replay before happens in any case: a write that may not happen leaves the old result behind it."""
+    """Whether the last replay before happens in any case: a write that may not happen leaves the old result behind
+    it."""
     before = [one for one in replays if one.clock < clock]
     return bool(before) and before[-1].sure
 
 
 def _used_at(read: ev.ReadEvent, tensor: Tensor, walk: Walk) -> ev.Event | None:
-    """What takes the tensor that is read here: a call, an operator, a return; asking whether it is None takes nothing."""
+    """What takes the tensor that is read here: a call, an operator, a return; asking whether it is None takes
+    nothing."""
     for event in walk.after(read.clock):
         if event.frame is read.frame and within(read.at, event.at):
             values = [event.value] if isinstance(event, ev.ReturnEvent) else operands(event)

@@ -95,7 +95,8 @@ def _of_torch(event: ev.Event) -> bool:
 
 
 def _stands_for_all(fill: ev.InplaceEvent, fills: list[ev.InplaceEvent], replay: ev.ReplayEvent, walk: Walk) -> bool:
-    """A head `[:n]`, or rows written one by one in a loop; one row alone is the update of a slot beside others that stay valid."""
+    """A head `[:n]`, or rows written one by one in a loop; one row alone is the update of a slot beside others that
+    stay valid."""
     index = next(
         (
             event.index
@@ -163,7 +164,8 @@ def _from_outside(event: ev.CallEvent, capture: ev.Capture) -> bool:
 
 
 def _masked(lengths: set[Storage], capture: ev.Capture, walk: Walk) -> bool:
-    """Whether the region may keep the rest out: it compares, selects, multiplies by what is filled beside, or does what is not known."""
+    """Whether the region may keep the rest out: it compares, selects, multiplies by what is filled beside, or does what
+    is not known."""
     for event in walk.inside(capture):
         if isinstance(event, ev.OpEvent) and (
             event.op in _COMPARISONS

@@ -1,4 +1,5 @@
-"""Graphs that share a memory pool: whose results another graph of the pool overwrites, and what keeps the pool from being shared."""
+"""Graphs that share a memory pool: whose results another graph of the pool overwrites, and what keeps the pool from
+being shared."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def pools(walk: Walk) -> list[list[ev.Capture]]:
 
 
 def shared_pool_output(walk: Walk) -> Iterator[Report]:
-    """A result is read behind a replay of an earlier graph of its pool, whose scratch memory lies where the result is."""
+    """A result is read behind a replay of an earlier graph of its pool, whose scratch memory lies where the result
+    is."""
     for group in pools(walk):
         replays = sorted(
             ((replay, capture) for capture in group for replay in walk.replays(capture)), key=lambda pair: pair[0].clock
@@ -106,7 +108,8 @@ def _waits(event: ev.CallEvent, first: ev.ReplayEvent, second: ev.ReplayEvent) -
 
 
 def pinned_outputs(walk: Walk) -> Iterator[Report]:
-    """One loop captures a graph per size into one pool, and each result is kept: no capture can use the memory of another."""
+    """One loop captures a graph per size into one pool, and each result is kept: no capture can use the memory of
+    another."""
     for group in pools(walk):
         same = [capture for capture in group if capture.at == group[0].at and capture.frame.func is group[0].frame.func]
         if len(same) < 2 or _few(same, walk):

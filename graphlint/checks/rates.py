@@ -62,7 +62,8 @@ def _frozen(event: ev.CallEvent, change: ev.Event, key: str, why: str) -> Report
 
 
 def _between(capture: ev.Capture, walk: Walk) -> Iterator[ev.Event]:
-    """What happens outside, between the capture and its last replay; in a class seen by itself, all that happens later."""
+    """What happens outside, between the capture and its last replay; in a class seen by itself, all that happens
+    later."""
     last = max((event.clock for event in walk.replays(capture)), default=0)
     for event in walk.events:
         if event.capture is None and capture.end < event.clock and not (walk.whole and event.clock > last):
@@ -122,7 +123,8 @@ def _of_others(event: ev.CallEvent, optimizer: External, capture: ev.Capture, wa
 def _tensor_rate(
     event: ev.CallEvent, optimizer: External, rate: Value, capture: ev.Capture, walk: Walk
 ) -> Iterator[Report]:
-    """The rate is a tensor: on the CPU it is frozen; one tensor for several groups collapses per-group schedules; another tensor is not read."""
+    """The rate is a tensor: on the CPU it is frozen; one tensor for several groups collapses per-group schedules;
+    another tensor is not read."""
     tensor = next(one for one in alternatives(rate) if isinstance(one, Tensor))
     change = next(
         (one for one in _between(capture, walk) if _steps_schedule(one, optimizer) or _writes(one, optimizer, "lr")),
@@ -167,7 +169,8 @@ def _several_schedules(scheduler: External | None) -> bool:
 
 
 def _filled_apart(storage: Storage, capture: ev.Capture, walk: Walk) -> ev.InplaceEvent | None:
-    """One tensor is filled twice at one place before a replay, with two values: a loop over groups that means each of them."""
+    """One tensor is filled twice at one place before a replay, with two values: a loop over groups that means each of
+    them."""
     fills = [
         event
         for event in walk.of(ev.InplaceEvent)

@@ -1,4 +1,5 @@
-"""A local that the region takes is bound anew for the next replay, and nothing else takes it: the graph goes on with the first one."""
+"""A local that the region takes is bound anew for the next replay, and nothing else takes it: the graph goes on with
+the first one."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from graphlint.link import inner
 
 
 def passed_over_local(walk: Walk) -> Iterator[Report]:
-    """`x = next(batches)` before each replay, and `x` used by the region alone. What `x` is need not be known: the graph has the one of its capture."""
+    """`x = next(batches)` before each replay, and `x` used by the region alone. What `x` is need not be known: the
+    graph has the one of its capture."""
     for capture in captured(walk):
         function = capture.frame.func
         reads = {
@@ -49,7 +51,8 @@ def passed_over_local(walk: Walk) -> Iterator[Report]:
 
 
 def _used_elsewhere(name: str, change: ir.Span, read: ir.Span, capture: ev.Capture, function: ir.Function) -> bool:
-    """Whether a statement of the function, other than the region and those that bind the name itself, mentions it after the change."""
+    """Whether a statement of the function, other than the region and those that bind the name itself, mentions it after
+    the change."""
     return any(
         stmt.at[0] >= change[0] and name in _mentions(stmt) and not _binds(stmt, name) and not _around(stmt.at, read)
         for stmt in statements(function.body)

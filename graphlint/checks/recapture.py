@@ -94,7 +94,8 @@ def _on_change(first: ev.Capture, second: ev.Capture, walk: Walk) -> bool:
 
 
 def _handed_in(capture: ev.Capture) -> bool:
-    """Whether the region calls a parameter of the function around it: a helper that captures what it is given, other work each time."""
+    """Whether the region calls a parameter of the function around it: a helper that captures what it is given, other
+    work each time."""
     function = capture.frame.func
     if function is None:
         return False
@@ -103,7 +104,8 @@ def _handed_in(capture: ev.Capture) -> bool:
 
 
 def _per_setting(capture: ev.Capture, frame: ev.Frame, walk: Walk) -> bool:
-    """Whether the region takes a flag, a name or a size that the loop goes over: each is a graph of its own. (A number that could be a tensor is not.)"""
+    """Whether the region takes a flag, a name or a size that the loop goes over: each is a graph of its own. (A number
+    that could be a tensor is not.)"""
     looped = {event.cell for event in walk.of(ev.WriteEvent) if event.frame is frame and event.how == "loop"}
     return any(
         event.cell in looped

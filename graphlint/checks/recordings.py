@@ -82,7 +82,8 @@ def _counts(bound: Host, call: ev.CallEvent, walk: Walk) -> bool:
 
 
 def missing_step_mark(walk: Walk) -> Iterator[Report]:
-    """A loop calls the function in gradient mode, and no backward and no step mark comes between two rounds: every call is one more node."""
+    """A loop calls the function in gradient mode, and no backward and no step mark comes between two rounds: every call
+    is one more node."""
     calls: dict[int, list[ev.CallEvent]] = {}
     for event, func in compiled_calls(walk):
         calls.setdefault(id(func), []).append(event)

@@ -164,7 +164,8 @@ def _held_nested(capture: ev.Capture, forgotten: set[Storage], walk: Walk) -> st
 
 
 def unmentioned_input(walk: Walk) -> Iterator[Report]:
-    """A caller hands a tensor to the function that refills and replays, and the function never looks at it, though the graph reads one of that name."""
+    """A caller hands a tensor to the function that refills and replays, and the function never looks at it, though the
+    graph reads one of that name."""
     for capture in captured(walk):
         inputs = inputs_of(capture, walk)
         filled = {
@@ -268,7 +269,8 @@ def _result_wanted(capture: ev.Capture, replay: ev.ReplayEvent, walk: Walk) -> b
 
 
 def _made_for_sure(storage: Storage, walk: Walk) -> bool:
-    """Whether the tensor was made by a call that always makes one, and not by a `.to()` that may have given its receiver back."""
+    """Whether the tensor was made by a call that always makes one, and not by a `.to()` that may have given its
+    receiver back."""
     made = next(
         (
             event
