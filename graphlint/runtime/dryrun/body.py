@@ -252,11 +252,11 @@ def _weak(value: Any) -> Any:
         return {key: _weak(x) for key, x in value.items()}
     if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, weakref.ref)):
         return value
-    if isinstance(value, types.MethodType):
-        return weakref.WeakMethod(value) if not isinstance(value.__self__, type) else value
     try:
+        if isinstance(value, types.MethodType):
+            return weakref.WeakMethod(value) if not isinstance(value.__self__, type) else value
         return weakref.ref(value)
-    except TypeError:
+    except TypeError:  # an object with slots of its own takes no weak reference
         return value
 
 
