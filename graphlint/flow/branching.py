@@ -72,7 +72,7 @@ class Branching(Naming):
             known = self._said_by_name(node.test)
         narrowed = self.narrow(node.test)
         if known is not None:
-            if known and self.open and "capturing" in self.marks(test) and _only_raises(node.body):
+            if known and self.open and "capturing" in self.marks(test) and _only_raises(node.body) and self._certain():
                 self.happen(ev.RefuseEvent, node.body[-1].at)
             with self.assuming(narrowed, known, keep=True):
                 return self.run_block(node.body if known else node.orelse)
@@ -81,7 +81,18 @@ class Branching(Naming):
             self._side(node.body, narrowed, True, begun), self._side(node.orelse, narrowed, False, begun)
         )
         self.open.extend(begun[:1])
+        if len(set(statuses)) > 1:
+            self.frame.parted = True
         return self._combined(statuses, narrowed)
+
+    def _certain(self) -> bool:
+        """Whether no undecided branch has left one of the functions on the way from the capture to here."""
+        frame: ev.Frame | None = self.frame
+        while frame is not None and frame is not self.open[-1].frame:
+            if frame.parted:
+                return False
+            frame = frame.parent
+        return True
 
     def _said_by_name(self, test: ir.Expr) -> bool | None:
         """What a flag says by its name where its value is not known: in a capture, what is called eager is off."""

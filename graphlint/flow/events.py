@@ -32,6 +32,7 @@ class Frame:
         "on_yield",
         "owner",
         "parent",
+        "parted",
         "receiver",
         "returns",
         "scope",
@@ -52,6 +53,7 @@ class Frame:
         self.owner: ClassInfo | None = None
         self.func: ir.Function | None = None
         self.loops = 0
+        self.parted = False  # an undecided branch has left it: what follows may not be reached
         self.loop_doubt = 0  # undecided branches around its innermost loop
 
 

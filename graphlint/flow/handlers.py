@@ -312,4 +312,5 @@ HANDLERS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
     "torch.nn.utils.vector_to_parameters": _unflattened,
     "torch.nn.utils.convert_parameters.vector_to_parameters": _unflattened,
     "torch.npu.stream": objects.made, "torch.xpu.stream": objects.made, "contextlib.nullcontext": objects.made,
+    "contextlib.suppress": objects.made, "pytest.raises": objects.made,
 }  # fmt: skip

@@ -309,10 +309,13 @@ def _lookup(machine: Machine, mapping: Mapping, name: str, args: list[Value], at
         machine.write(mapping, REST if key is NO else key, default, at)
         return join(default, *slots.values())
     if key is not NO and REST not in slots:
-        return default
+        # a function seen by itself does not know what others have put into a dictionary before
+        return default if machine.whole or name != "get" else join(default, UNKNOWN)
     if name == "pop":
         machine.happen(ev.MutateEvent, at, mapping, name, tuple(args))
-    return join(*list(slots.values())[-3:], default) if slots else default
+    if not slots:
+        return default if machine.whole or name != "get" else join(default, UNKNOWN)
+    return join(*list(slots.values())[-3:], default)
 
 
 def remove(machine: Machine, holder: Holder, index: Value, at: ir.Span) -> None:
