@@ -104,7 +104,7 @@ def result(
     device = _device_of(tensors)
     dtype = _dtype_of(short, tensors, words)
     rank = _rank_of(short, tensors, list(rest), words)
-    grad = any(one.grad for one in tensors)
+    grad = any(one.grad for one in tensors) and dtype not in ("int", "bool")  # only floating results have gradients
     sure = any(one.sure for one in tensors) or not tensors
     out = words.get("out")
     if isinstance(out, Tensor):
@@ -478,7 +478,7 @@ def moved(machine: Machine, event: ev.CallEvent, tensor: Tensor, name: str) -> V
         target,
         dtype if dtype not in ("", "?") else tensor.dtype,
         tensor.rank,
-        grad=tensor.grad,
+        grad=tensor.grad and dtype not in ("int", "bool"),
         sure=tensor.sure,
     )
     if tensor.device in ("cpu", "pinned") and target in ("cpu", "pinned"):
