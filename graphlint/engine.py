@@ -26,6 +26,8 @@ from graphlint.memo import Memo, Recorder
 from graphlint.regions import Region
 
 _ENTRY = ("__main__", "g.replay()", ".replay(")  # texts of files that do something when they are run
+# files that hand themselves to a test runner, which the walk does not follow
+_TEST_RUNNER = re.compile(r"\b(?:unittest\.main|absltest\.main|pytest\.main|run_tests)\s*\(")
 MAX_ENTRIES = 400  # programs walked from their own entry; the rest is walked from its regions
 
 
@@ -132,20 +134,29 @@ def _near(sources: Sources, found: Iterable[Region]) -> set[str]:
 def _entries(sources: Sources, reader: Reader, found: Iterable[Region]) -> list[str]:
     """Files to walk from the top: they hold a region, or import a module that holds one, and run something."""
     holding = {region.path for region in found}
-    stems = {region.module.rpartition(".")[2] for region in found} - {"", "__init__", "main", "utils"}
-    imports = (
-        re.compile(rf"^\s*(?:from|import)\b.*\b(?:{'|'.join(map(re.escape, sorted(stems)))})\b", re.M)
-        if stems
-        else None
-    )
+    imports = _importing({region.module for region in found})
     entries = []
     for source in sources:
         if source.path in holding:
             if any(mark in source.text for mark in _ENTRY) or _runs(reader.by_path(source.path)):
                 entries.append(source.path)
         elif imports is not None and "__main__" in source.text and imports.search(source.text):
-            entries.append(source.path)
+            if not _TEST_RUNNER.search(source.text):
+                entries.append(source.path)
     return entries[:MAX_ENTRIES]
+
+
+def _importing(modules: set[str]) -> re.Pattern[str] | None:
+    """What an import of one of these modules looks like: `a.b.c` by its last two names, `.c` beside it, `c` alone."""
+    ways = []
+    for module in sorted(modules - {"", "__main__"}):
+        package, _, name = module.rpartition(".")
+        last, name = re.escape(package.rpartition(".")[2]), re.escape(name)
+        if last:
+            ways.append(rf"(?:from|import)\s+[\w.]*\b{last}\.{name}\b")
+            ways.append(rf"from\s+[\w.]*\b{last}\s+import\b.*\b{name}\b")
+        ways.append(rf"(?:from\s+\.*|import\s+){name}\b")
+    return re.compile(rf"^\s*(?:{'|'.join(ways)})", re.M) if ways else None
 
 
 def _runs(text: ir.Summary | None) -> bool:
@@ -186,6 +197,7 @@ class _Lint:
             self.regions[
                 region.path, region.call.at if region.callables and region.call is not None else region.stmt.at
             ] = region
+        self.holding = {path for path, _ in self.regions}
         self.tried: set[tuple[str, str | None]] = set()
         self.book = rulebook.load()
         self.memo = Memo(sources, reader, settings)
@@ -262,6 +274,8 @@ class _Lint:
         machine = Machine(project, self.settings.target_torch, frozenset(self.settings.regions))
         machine.known_regions = self.regions
         if function is None:
+            if path not in self.holding:  # it only imports what captures: most such files come to it soon, or never
+                machine.budget //= 3
             machine.walk_main(module)
         else:
             machine.walk_function(module, function)
