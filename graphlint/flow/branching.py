@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,7 +25,6 @@ from graphlint.flow.values import (
     join,
 )
 
-_EAGER = re.compile(r"(^|_)eager(_mode|_only)?$")
 Narrowing = tuple[tuple[Scope | Holder, Any, Value, Value], ...]
 
 
@@ -68,8 +66,6 @@ class Branching(Naming):
                 if isinstance(event, ev.TestEvent):
                     event.differs = False
         known = self.truth(test)
-        if known is None and self.open:
-            known = self._said_by_name(node.test)
         narrowed = self.narrow(node.test)
         if known is not None:
             if known and self.open and "capturing" in self.marks(test) and _only_raises(node.body) and self._certain():
@@ -93,14 +89,6 @@ class Branching(Naming):
                 return False
             frame = frame.parent
         return True
-
-    def _said_by_name(self, test: ir.Expr) -> bool | None:
-        """What a flag says by its name where its value is not known: in a capture, what is called eager is off."""
-        if isinstance(test, ir.Unary) and test.op == "not":
-            inner = self._said_by_name(test.operand)
-            return None if inner is None else not inner
-        name = test.id if isinstance(test, ir.Name) else (test.name if isinstance(test, ir.Attr) else "")
-        return False if _EAGER.search(name) else None
 
     def _side(
         self, body: tuple[ir.Stmt, ...], narrowed: Narrowing, truth: bool, begun: list[ev.Capture]
