@@ -54,9 +54,8 @@ def differential(
     from graphlint.runtime.dryrun import emulate
     from graphlint.runtime.dryrun.judge import Judge
     from graphlint.runtime.dryrun.run import StepRun
-    from graphlint.runtime.dryrun.session import Session
 
-    session = emulate.current() or Session(emulated=not emulate.has_device(), assume_device=True)
+    session = emulate.session_for({"fn": fn, "args": args})
     with emulate.emulated_device(session):
         run = StepRun(session, Judge(rulebook.parse_version(torch.__version__)), fn, args, {}, ())
         run.report(between, runs, warmup, frozenset())

@@ -11,7 +11,8 @@ import torch
 
 from graphlint import rulebook
 from graphlint.findings import Finding
-from graphlint.runtime.dryrun import emulate, sites
+from graphlint.runtime.dryrun import emulate as sessions
+from graphlint.runtime.dryrun import sites
 from graphlint.runtime.dryrun.judge import Judge
 from graphlint.runtime.dryrun.report import DryRunReport, executed_lines
 from graphlint.runtime.dryrun.session import Region, Session
@@ -46,13 +47,13 @@ class Watched:
 
 
 @contextlib.contextmanager
-def capture_watch(*, target_torch: str | None = None) -> Iterator[Watched]:
+def capture_watch(*, target_torch: str | None = None, emulate: bool | None = None) -> Iterator[Watched]:
     """Watches a block of ordinary eager code and lists the host synchronisations and the other capture violations in
     it.
 
     On a machine with a device the code runs there as it is, and synchronisations of streams, events and the device
-    are seen too. Without one, the CPU plays the device: tensors made before the block count as device tensors,
-    `device="cuda"` works inside it. The watch belongs to the calling thread. Code that asks
+    are seen too. Without one, or with `emulate=True`, the CPU plays the device: tensors made before the block count as
+    device tensors, `device="cuda"` works inside it. The watch belongs to the calling thread. Code that asks
     `is_current_stream_capturing()` gets a true answer, not the dry run's.
 
     Example:
@@ -60,20 +61,20 @@ def capture_watch(*, target_torch: str | None = None) -> Iterator[Watched]:
             train_step(x, y)
         print(seen)
     """
-    session = emulate.current() or Session(emulated=not emulate.has_device(), assume_device=True)
+    session = sessions.session_for({}, emulate)
     watched = Watched()
-    with emulate.emulated_device(session):
+    with sessions.emulated_device(session):
         region = Region("watch", sites.here())
         session.region, session.answers_capturing = region, False
         try:
-            with emulate.forward_lines(), _traced_waits(session):
+            with sessions.forward_lines(), _traced_waits(session):
                 yield watched
         finally:
             session.region, session.answers_capturing = None, True
-            _finish(watched, region, Judge(rulebook.parse_version(target_torch or torch.__version__)))
+            _finish(watched, region, sessions.device_name(session), Judge(rulebook.parse_version(target_torch or torch.__version__)))
 
 
-def _finish(watched: Watched, region: Region, judge: Judge) -> None:
+def _finish(watched: Watched, region: Region, device: str, judge: Judge) -> None:
     found = [
         finding for finding in judge.judge(region.trace) if finding.name not in ("default-stream", "unforked-stream")
     ]
@@ -90,7 +91,7 @@ def _finish(watched: Watched, region: Region, judge: Judge) -> None:
         draws=tuple(region.trace.draws),
         executed=executed_lines(region.trace),
         operators=len(region.trace.ops),
-        device="the CPU playing a CUDA device" if not emulate.has_device() else torch.cuda.get_device_name(),
+        device=device,
         torch=str(torch.__version__),
     )
 

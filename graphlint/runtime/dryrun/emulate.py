@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from graphlint.runtime.dryrun import hoststate
 from graphlint.runtime.dryrun.modes import CallMode, OpMode
 from graphlint.runtime.dryrun.patches import installed
 from graphlint.runtime.dryrun.session import Session
@@ -24,6 +25,63 @@ def has_device() -> bool:
 def current() -> Session | None:
     """The session that is open on this process, if any."""
     return _open[-1] if _open else None
+
+
+def session_for(roots: dict[str, Any], emulate: bool | None = None) -> Session:
+    """The open session, or a new one that fits a step whose function and arguments are `roots`.
+
+    `emulate`: whether the CPU plays the device. None: where there is no device, and where every tensor that the step
+    can reach lives on the CPU, since a device would then have nothing to do.
+
+    Raises:
+        RuntimeError: a real device is asked for where there is none.
+    """
+    running = current()
+    if running is not None:
+        return running
+    if emulate is False and not has_device():
+        raise RuntimeError(
+            "emulate=False asks for a CUDA device and there is none; leave it out to let the CPU play it"
+        )
+    if emulate is None:
+        emulate = not has_device() or _all_on_host(roots)
+    return Session(emulated=emulate, assume_device=True)
+
+
+def _all_on_host(roots: dict[str, Any]) -> bool:
+    """Whether the roots lead to tensors, and all of those are the CPU's."""
+    kinds: set[str] = set()
+
+    def note(tensor: torch.Tensor) -> int:
+        kinds.add(tensor.device.type)
+        return id(tensor)
+
+    hoststate.labels(roots, note)
+    return kinds == {"cpu"}
+
+
+def device_name(session: Session) -> str:
+    """What the session ran on, for the report."""
+    return "the CPU playing a CUDA device" if session.emulated else torch.cuda.get_device_name()
+
+
+@contextlib.contextmanager
+def side_stream(session: Session) -> Iterator[None]:
+    """Work inside goes to a stream of its own, as a capture's does."""
+    streams = session.streams
+    before = streams.current
+    if session.emulated:
+        streams.current = streams.new()
+        try:
+            yield
+        finally:
+            streams.current = before
+        return
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        yield
+    torch.cuda.current_stream().wait_stream(side)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
@@ -45,11 +46,13 @@ def recorded(lines: list[Place], about_to_run: Callable[[Place], None] | None = 
 @contextlib.contextmanager
 def _monitored(note: Callable[[str, int], None]) -> Iterator[None]:
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+    thread = threading.get_ident()  # the events are the interpreter's; a trace function would be this thread's
 
     def on_line(code: CodeType, row: int) -> Any:
         if sites.is_installed(code.co_filename):
             return monitoring.DISABLE
-        note(code.co_filename, row)
+        if threading.get_ident() == thread:
+            note(code.co_filename, row)
         return None
 
     monitoring.use_tool_id(_TOOL, "graphlint")

@@ -81,6 +81,8 @@ def run(session: Session, name: str, func: Any, args: Any, kwargs: Any) -> Any:
     if handler is not None:
         return handler(session, name, func, args, kwargs)
     if not session.emulated:
+        if kwargs.get("pin_memory"):
+            session.event("pinned-alloc", name)
         return func(*args, **kwargs)
     return _plain(session, name, func, args, kwargs)
 

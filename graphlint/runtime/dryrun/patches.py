@@ -14,6 +14,7 @@ import torch
 from graphlint.runtime.dryrun import collectives, compiled, moves
 from graphlint.runtime.dryrun.session import Session
 from graphlint.runtime.dryrun.standins import GraphContext, Played, set_stream, stream_context
+from graphlint.runtime.dryrun.watchers import capturing, noted, watch_device
 
 _MISSING = object()
 
@@ -48,23 +49,10 @@ def installed(session: Session) -> Iterator[None]:
         if session.emulated:
             _play_device(session, patches)
         else:
-            _watch_device(session, patches)
+            watch_device(session, patches)
         yield
     finally:
         patches.undo()
-
-
-def _noted(
-    session: Session, kind: str, call: str, function: Callable[..., Any], detail: str = ""
-) -> Callable[..., Any]:
-    """A function that writes an event down and then does what it always did."""
-
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        session.event(kind, call, detail)
-        return function(*args, **kwargs)
-
-    return wrapper
 
 
 def _watch_host(session: Session, patches: Patches) -> None:
@@ -83,7 +71,7 @@ def _watch_host(session: Session, patches: Patches) -> None:
         "getrandbits",
         "betavariate",
     ):
-        patches.put(random, name, _noted(session, "host-draw", f"random.{name}", getattr(random, name)))
+        patches.put(random, name, noted(session, "host-draw", f"random.{name}", getattr(random, name)))
     _watch_numpy(session, patches)
     _watch_clock(session, patches)
     for owner, prefix in ((torch, "torch"), (torch.random, "torch.random"), (torch.cuda, "torch.cuda")):
@@ -135,7 +123,7 @@ def _watch_numpy(session: Session, patches: Patches) -> None:
         "exponential",
     ):
         patches.put(
-            numpy.random, name, _noted(session, "host-draw", f"numpy.random.{name}", getattr(numpy.random, name))
+            numpy.random, name, noted(session, "host-draw", f"numpy.random.{name}", getattr(numpy.random, name))
         )
 
 
@@ -143,7 +131,7 @@ def _watch_clock(session: Session, patches: Patches) -> None:
     import time
 
     for name in ("time", "perf_counter", "monotonic", "time_ns", "perf_counter_ns"):
-        patches.put(time, name, _noted(session, "clock", f"time.{name}", getattr(time, name)))
+        patches.put(time, name, noted(session, "clock", f"time.{name}", getattr(time, name)))
 
 
 def _watch_schedulers(session: Session, patches: Patches) -> None:
@@ -151,33 +139,7 @@ def _watch_schedulers(session: Session, patches: Patches) -> None:
 
     for kind in vars(lr_scheduler).values():
         if isinstance(kind, type) and "step" in vars(kind):
-            patches.put(kind, "step", _noted(session, "scheduler-step", f"{kind.__name__}.step", vars(kind)["step"]))
-
-
-def _watch_device(session: Session, patches: Patches) -> None:
-    """On a real device: the waits that no mode shows, and the answer that a region is open."""
-    cuda: Any = torch.cuda
-    patches.put(cuda, "synchronize", _noted(session, "stream-sync", "torch.cuda.synchronize", cuda.synchronize))
-    for owner, names in (
-        (cuda.Stream, ("synchronize", "query")),
-        (cuda.Event, ("synchronize", "query", "elapsed_time")),
-    ):
-        for name in names:
-            patches.put(owner, name, _noted(session, "stream-sync", f"{owner.__name__}.{name}", getattr(owner, name)))
-    for name in ("empty_cache", "ipc_collect"):
-        patches.put(cuda, name, _noted(session, "allocator", f"torch.cuda.{name}", getattr(cuda, name)))
-    patches.put(cuda, "is_current_stream_capturing", _capturing(session, cuda.is_current_stream_capturing))
-
-
-def _capturing(session: Session, function: Callable[[], bool]) -> Callable[[], bool]:
-    def is_current_stream_capturing() -> bool:
-        """True while the dry run's region is open, and where torch says so."""
-        if session.region is not None:
-            session.event("asks-capturing", "torch.cuda.is_current_stream_capturing")
-            return session.answers_capturing
-        return function()
-
-    return is_current_stream_capturing
+            patches.put(kind, "step", noted(session, "scheduler-step", f"{kind.__name__}.step", vars(kind)["step"]))
 
 
 def _play_device(session: Session, patches: Patches) -> None:
@@ -198,7 +160,7 @@ def _play_device(session: Session, patches: Patches) -> None:
         "set_stream": functools.partial(set_stream, session),
         "graph_pool_handle": lambda: (0, id(object())),
         "make_graphed_callables": functools.partial(compiled.make_graphed_callables, session),
-        "is_current_stream_capturing": _capturing(session, lambda: False),
+        "is_current_stream_capturing": capturing(session, lambda: False),
         "synchronize": functools.partial(_synchronize, session),
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -225,11 +187,11 @@ def _play_device(session: Session, patches: Patches) -> None:
     patches.put(torch.Tensor, "record_stream", _nothing)
     values["initial_seed"] = torch.initial_seed
     values["mem_get_info"] = lambda device=None: (1 << 36, 1 << 37)
-    values["empty_cache"] = _noted(session, "allocator", "torch.cuda.empty_cache", lambda: None)
-    values["get_rng_state"] = _noted(
+    values["empty_cache"] = noted(session, "allocator", "torch.cuda.empty_cache", lambda: None)
+    values["get_rng_state"] = noted(
         session, "rng-state", "torch.cuda.get_rng_state", lambda device=None: torch.get_rng_state(), "get"
     )
-    values["set_rng_state"] = _noted(
+    values["set_rng_state"] = noted(
         session, "rng-state", "torch.cuda.set_rng_state", lambda state, device=None: torch.set_rng_state(state), "set"
     )
     for name, value in values.items():

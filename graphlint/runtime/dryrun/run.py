@@ -12,7 +12,8 @@ import torch
 from graphlint import rulebook
 from graphlint.findings import Finding
 from graphlint.runtime import differential
-from graphlint.runtime.dryrun import emulate, hoststate, lines, memory, sites, staleness
+from graphlint.runtime.dryrun import emulate as sessions
+from graphlint.runtime.dryrun import hoststate, lines, memory, sites, staleness
 from graphlint.runtime.dryrun.judge import Judge
 from graphlint.runtime.dryrun.report import DryRunReport, Optimizer, executed_lines
 from graphlint.runtime.dryrun.roles import generator_identity
@@ -39,14 +40,14 @@ def dry_run(
     generators: Iterable[torch.Generator] = (),
     target_torch: str | None = None,
     ignore: Iterable[str] = (),
+    emulate: bool | None = None,
     **kwargs: Any,
 ) -> DryRunReport:
     """Runs `fn(*args, **kwargs)` as a capture would, without capturing, and reports everything that breaks capture or
     replay.
 
-    On a CPU-only machine the CPU plays the device: tensors that were made before count as device tensors,
-    `device="cuda"` works, what is made without a device stays on the host. On a machine with a device the step runs
-    there. The step really runs `warmup + runs` times, with all its effects.
+    Where the CPU plays the device, tensors that were made before count as device tensors, `device="cuda"` works, and
+    what is made without a device stays on the host. The step really runs `warmup + runs` times, with all its effects.
 
     Args:
         fn: the step, a function, bound method or module; its arguments may hold tensors of any shape, dtype and
@@ -58,13 +59,15 @@ def dry_run(
         generators: custom generators that will be registered with the graph.
         target_torch: the torch release to judge for, "2.11"; default the running one.
         ignore: rule names or codes that are not reported.
+        emulate: whether the CPU plays the device. Default: where there is no device, and for a step whose tensors are
+            all on the CPU; any other step runs on the device.
 
     Raises:
-        Nothing for a violation, and nothing for an exception of the step: the report's `error` tells it.
+        RuntimeError: `emulate=False` without a device. Nothing for a violation, and nothing for an exception of the step: the report's `error` tells it.
     """
     version = rulebook.parse_version(target_torch or torch.__version__)
-    session = emulate.current() or Session(emulated=not emulate.has_device(), assume_device=True)
-    with emulate.emulated_device(session):
+    session = sessions.session_for({_name(fn): fn, "args": args, **kwargs}, emulate)
+    with sessions.emulated_device(session):
         return StepRun(session, Judge(version), fn, args, kwargs, tuple(generators)).report(
             between, runs, warmup, frozenset(ignore)
         )
@@ -141,20 +144,17 @@ class StepRun:
             executed=executed_lines(trace),
             runs=runs,
             operators=len(trace.ops),
-            device="the CPU playing a CUDA device" if self._session.emulated else torch.cuda.get_device_name(),
+            device=sessions.device_name(self._session),
             torch=str(torch.__version__),
             error=self._error,
         )
 
     def _warm(self) -> bool:
-        streams = self._session.streams
-        before, streams.current = streams.current, streams.new() if self._session.emulated else streams.current
         try:
-            self._call()
+            with sessions.side_stream(self._session):
+                self._call()
         except Exception as error:
             self._error = _told(error)
-        finally:
-            streams.current = before
         return not self._error
 
     def _call(self) -> Any:
@@ -175,18 +175,17 @@ class StepRun:
         region.trace.cold = any(
             isinstance(o, torch.optim.Optimizer) and not o.state for _, o in hoststate.reachable(self._roots)
         )
-        before = session.streams.current
-        session.stop = StepRun._call.__code__
-        session.streams.current = session.streams.new() if session.emulated else before
-        session.open(region)
-        try:
-            with emulate.forward_lines(), self._optimizer_paths(), lines.recorded(region.trace.lines):
-                self._call()
-        except Exception as error:
-            self._error = _told(error)
-        finally:
-            session.close()
-            session.stop, session.streams.current = None, before
+        with sessions.side_stream(session):
+            session.stop = StepRun._call.__code__
+            session.open(region)
+            try:
+                with sessions.forward_lines(), self._optimizer_paths(), lines.recorded(region.trace.lines):
+                    self._call()
+            except Exception as error:
+                self._error = _told(error)
+            finally:
+                session.close()
+                session.stop = None
         return region
 
     @contextlib.contextmanager
