@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,15 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     sys.modules["capture_constructs"] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module", autouse=True)
+def checked_distributions() -> Iterator[None]:
+    """`torch.compile` switches the argument checks of distributions off for the whole process; they are constructs."""
+    before = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(True)
+    yield
+    torch.distributions.Distribution.set_default_validate_args(before)
 
 
 @pytest.fixture(scope="module")
