@@ -7,6 +7,7 @@ from build import AUTOGRAD, Recorder, steady
 
 from graphlint.runtime.profiling.advice import Facts, advise, time
 from graphlint.runtime.profiling.analyse import Clock, analyse, with_measurement
+from graphlint.runtime.profiling.readings import Reading
 from graphlint.runtime.profiling.report import Choice, Report, Verdict, Whole
 from graphlint.runtime.profiling.timeline import RangeKind
 
@@ -116,12 +117,13 @@ def test_equal_modules_are_named_once() -> None:
 
 def test_a_measurement_stands_beside_the_projection() -> None:
     report = analyse(steady(200, 3, 10), clock=Clock(2000.0, 2000.0))
-    near = with_measurement(report, graphed=report.whole.projected * 1.1)
+    eager, as_graph = Reading((2000.0, 2000.0)), report.whole.projected
+    near = with_measurement(report, eager, Reading((as_graph * 1.1,) * 2))
     assert near.whole.prediction_error == pytest.approx(0.1)
     assert near.advice == report.advice and "measured" in near.to_text()
-    far = with_measurement(report, graphed=report.whole.projected * 2)
+    far = with_measurement(report, eager, Reading((as_graph * 2,) * 2))
     assert "trust the measurement" in far.advice.points[0]
-    failed = with_measurement(report, None, "optimizer (Adam) was built without capturable=True")
+    failed = with_measurement(report, failed="optimizer (Adam) was built without capturable=True")
     assert "capturable=True" in failed.advice.points[-1]
 
 

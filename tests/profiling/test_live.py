@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,13 @@ torch = pytest.importorskip("torch")
 import graphlint.runtime.profiling.live as live  # noqa: E402
 import graphlint.runtime.profiling.measure as measure  # noqa: E402
 import graphlint.runtime.profiling.record as record  # noqa: E402
+import graphlint.runtime.profiling.timing as timing  # noqa: E402
+from graphlint.runtime import backend  # noqa: E402
 from graphlint.runtime.backend import CaptureFailed  # noqa: E402
+from graphlint.runtime.fake import FakeBackend  # noqa: E402
 from graphlint.runtime.profiling import profile  # noqa: E402
 from graphlint.runtime.profiling.costs import ReplayCosts  # noqa: E402
+from graphlint.runtime.profiling.readings import Reading  # noqa: E402
 from graphlint.runtime.profiling.timeline import Timeline  # noqa: E402
 from graphlint.runtime.profiling.world import World  # noqa: E402
 
@@ -46,7 +51,9 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", list)
     monkeypatch.setattr(record, "trace_steps", timeline)
     monkeypatch.setattr(record, "calibrate", ReplayCosts)
-    monkeypatch.setattr(record, "_SECONDS", 0.002)
+    monkeypatch.setattr(timing, "_LOOP", 0.0005)
+    monkeypatch.setattr(timing, "_TURNS", (3, 3))
+    monkeypatch.setattr(backend, "_default", FakeBackend())
     monkeypatch.setattr(measure, "capture", capture)
     return done
 
@@ -149,8 +156,72 @@ def test_marks_name_the_modules_by_their_path() -> None:
 
 
 def test_a_machine_that_is_not_quiet_is_told(captured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    readings = iter([1000.0, 1300.0])
-    monkeypatch.setattr(record, "wall_time", lambda _: next(readings))
+    readings = iter([(Reading((1000.0, 1010.0)),), (Reading((1300.0, 1290.0)),)])
+    monkeypatch.setattr(record, "turns", lambda _: next(readings))
     report = profile(Task().step, torch.randn(4, 8), measure=False)
-    assert report.whole.wall == 1150
-    assert any("1.00 ms in one loop and 1.30 ms in another:" in note for note in report.notes)
+    assert report.whole.wall == 1150 and report.whole.wall_range == pytest.approx((1003, 1297))
+    (note,) = (n for n in report.notes if "not quiet" in n)
+    assert "1.00 ms to 1.30 ms" in note
+    low, high = report.whole.gain_range or (0, 0)
+    assert low < report.whole.gain < high and f"{low:.2f} to {high:.2f}" in note
+
+
+def test_a_quiet_machine_is_not_called_noisy(captured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "turns", lambda _: (Reading((1000.0, 1010.0, 1040.0)),))
+    assert not any("quiet" in n for n in profile(Task().step, torch.randn(4, 8), measure=False).notes)
+
+
+def test_the_gain_is_over_the_eager_time_read_beside_the_graph(
+    captured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "uncapturable", lambda _: "")
+    monkeypatch.setattr(record, "turns", lambda _: (Reading((1000.0,) * 3),))
+    monkeypatch.setattr(
+        measure, "turns", lambda *_: (Reading((1200.0, 1200.0, 1320.0)), Reading((100.0, 120.0, 110.0)))
+    )
+    whole = profile(Task().step, torch.randn(4, 8)).whole
+    assert (whole.wall, whole.graphed, whole.earlier) == (1200.0, 110.0, 1000.0)
+    assert whole.measured_gain == pytest.approx(1200 / 110)
+    assert whole.measured_range == pytest.approx((10.4, 12.0))  # turn by turn: 12, 10, 12
+    assert whole.prediction_error == pytest.approx(110 / whole.projected - 1)
+    assert whole.earlier_error == pytest.approx(1000 / whole.projected / (1200 / 110) - 1)
+
+
+def test_a_module_is_measured_with_the_rest_of_the_step_around_it(captured: list[str]) -> None:
+    task = Task()
+    report = profile(task.step, torch.randn(4, 8))
+    assert report.modules[0].step_measured is not None, report.notes
+    assert "step" in report.to_text() and "forward" not in task.model.__dict__  # the module is the user's again
+    fake = backend.default()
+    assert isinstance(fake, FakeBackend) and [g.replays > 0 for g in fake.graphs] == [True, True]  # forward, backward
+
+
+def test_batches_are_fetched_once_and_are_no_part_of_the_step(captured: list[str]) -> None:
+    asked: list[int] = []
+
+    def batches(i: int) -> Any:
+        asked.append(i)
+        sleep(0.002)
+        return (torch.randn(4, 8),)
+
+    report = profile(Task().step, batches=batches, measure=False)
+    assert asked == list(range(8))
+    assert report.whole.fetch > 2000
+    assert report.whole.wall < 2000 and any("Fetching a batch takes" in p for p in report.advice.points)
+
+
+def test_shapes_of_all_batches_count_and_not_only_of_the_recorded_steps(captured: list[str]) -> None:
+    batches = [(torch.randn(n, 8),) for n in (4, 4, 4, 4, 4, 9)]
+    report = profile(Task().step, batches=batches)
+    assert "Pad" in report.advice.points[0] and "9x8" in report.advice.points[0]
+
+
+def test_batches_of_a_loader_and_batches_that_are_none(captured: list[str]) -> None:
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(12, 8)), batch_size=4)
+    step = Task().step
+    assert profile(lambda batch: step(*batch), batches=loader, measure=False).live
+    for empty in ([], iter(())):
+        with pytest.raises(record.StepFailed, match="there are no batches"):
+            profile(step, batches=empty)
+    with pytest.raises(record.StepFailed, match="batch 0 can't be had: KeyError"):
+        profile(step, batches=lambda i: {}[i])

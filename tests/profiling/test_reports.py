@@ -12,6 +12,7 @@ from build import Recorder, steady
 
 from graphlint.runtime.profiling.analyse import Clock, analyse, with_measurement
 from graphlint.runtime.profiling.drawing import Clock as DrawnClock
+from graphlint.runtime.profiling.readings import Reading
 from graphlint.runtime.profiling.report import Report
 from graphlint.runtime.profiling.steps import cut, typical
 
@@ -24,7 +25,9 @@ def report() -> Report:
             recorder.launch(3, host=10, name="void <b>kernel</b>&")
         recorder.module("model.</script><script>alert(1)</script>", "Net", begin)
         recorder.step(number, begin)
-    return with_measurement(analyse(recorder.timeline(), clock=Clock(400.0, 400.0)), graphed=230.0)
+    return with_measurement(
+        analyse(recorder.timeline(), clock=Clock(400.0, 400.0)), Reading((400.0,)), Reading((230.0,))
+    )
 
 
 def test_json_is_whole_and_worked_out() -> None:

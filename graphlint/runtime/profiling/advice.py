@@ -66,7 +66,7 @@ def confirmed(advice: Advice, whole: Whole) -> Advice:
         return advice
     said = (
         f"The measured gain, {whole.wall / whole.graphed:.2f}, is not the projected one, {whole.gain:.2f}: "
-        "trust the measurement; other work on the machine or changing clocks disturb either."
+        "trust the measurement."
     )
     return replace(advice, points=(said, *advice.points))
 
@@ -171,6 +171,11 @@ def _modules(facts: Facts, blocked: bool) -> list[str]:
 
 def _elsewhere(facts: Facts) -> list[str]:
     whole, points = facts.whole, []
+    if whole.fetch > WORTH * whole.wall:
+        points.append(
+            f"Fetching a batch takes the host {time(whole.fetch)} beside each step, which no graph removes: "
+            "fetch ahead, in worker processes or on another thread."
+        )
     if whole.outside > WORTH * whole.wall:
         points.append(
             f"The device also idles {whole.outside / whole.wall:.0%} of the time between steps, "

@@ -14,6 +14,7 @@ from graphlint.runtime.profiling.gaps import SAID, Cause, Gap, gaps
 from graphlint.runtime.profiling.launches import Launch, launches
 from graphlint.runtime.profiling.model import fit, whole_step
 from graphlint.runtime.profiling.modules import changing_paths, modules, together
+from graphlint.runtime.profiling.readings import Range, Reading, ratio
 from graphlint.runtime.profiling.report import Idle, Report, Whole
 from graphlint.runtime.profiling.steps import Iteration, cut, typical
 from graphlint.runtime.profiling.timeline import Microseconds, Timeline
@@ -27,6 +28,8 @@ class Clock:
 
     wall: Microseconds
     enqueue: Microseconds | None = None
+    range: Range | None = None  # eight of ten readings of the wall time lie in it
+    fetch: Microseconds = 0.0  # host time to get a batch, outside the step
 
 
 def analyse(
@@ -80,7 +83,7 @@ def analyse(
         modules=rows,
         advice=advice.advise(facts),
         costs=costs.source,
-        notes=(*timeline.notes, *notes, *_profiler_note(clock)),
+        notes=(*timeline.notes, *notes, *_profiler_note(clock), *_noise_note(whole)),
         drawing=draw(step, sequence, idle, costs, whole.wall),
     )
 
@@ -102,7 +105,10 @@ def _whole(
     host_scale = fit(sequence, costs, wall - outside, guess)
     share = min(1.0, max(0.0, (wall - device - outside) / wall))
     projected = outside + whole_step(device, nodes, costs)
-    return Whole(wall, on_host * host_scale, device, nodes, outside, share, projected), host_scale
+    whole = Whole(wall, on_host * host_scale, device, nodes, outside, share, projected)
+    if clock is not None:
+        whole = replace(whole, wall_range=clock.range, fetch=clock.fetch)
+    return whole, host_scale
 
 
 def _recorded_wall(steps: Sequence[Iteration]) -> Microseconds:
@@ -140,7 +146,34 @@ def _profiler_note(clock: Clock | None) -> tuple[str, ...]:
     )
 
 
-def with_measurement(report: Report, graphed: Microseconds | None, failed: str = "") -> Report:
-    """The report with what a captured graph of the step really took."""
-    whole = replace(report.whole, graphed=graphed, failed=failed)
+def _noise_note(whole: Whole) -> tuple[str, ...]:
+    if whole.wall_range is None or whole.gain_range is None:
+        return ()
+    (low, high), (least, most) = whole.wall_range, whole.gain_range
+    if high - low <= advice.TRUSTED * whole.wall:
+        return ()
+    return (
+        f"the machine is not quiet: the eager step took {advice.time(low)} to {advice.time(high)}, "
+        f"so its gain is {least:.2f} to {most:.2f}; run it again when nothing else runs",
+    )
+
+
+def with_measurement(
+    report: Report,
+    eager: Reading | None = None,
+    graphed: Reading | None = None,
+    failed: str = "",
+    earlier: Microseconds | None = None,
+) -> Report:
+    """The report with what a captured graph of the step really took.
+
+    Args:
+        eager, graphed: read in the same turns; the report's wall time is the median of `eager`.
+        failed: why nothing was measured.
+        earlier: wall time of the eager step before the capture.
+    """
+    whole = replace(report.whole, failed=failed, earlier=earlier)
+    if eager is not None and graphed is not None:
+        gains = ratio(eager, graphed)
+        whole = replace(whole, graphed=graphed.median, graphed_range=graphed.range, measured_range=gains)
     return replace(report, whole=whole, advice=advice.confirmed(report.advice, whole))

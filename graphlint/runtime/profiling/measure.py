@@ -11,51 +11,75 @@ from typing import Any
 import torch
 
 from graphlint.runtime.backend import CaptureFailed, CaptureRequest, Graph, default
-from graphlint.runtime.profiling.record import Batch, Step, wall_time
+from graphlint.runtime.errors import CaptureError
+from graphlint.runtime.profiling.readings import Reading
+from graphlint.runtime.profiling.record import Batch, Step
+from graphlint.runtime.profiling.timing import turns
 from graphlint.runtime.profiling.world import World
 from graphlint.runtime.translate import translate
 
 Mode = Callable[[], AbstractContextManager[None]]
 
 _WARMUP = 3
+_SETTLED = 6  # calls after which a guard replays: the first captures, the next two are compared
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Wall times of one thing, eager and replayed, in microseconds; or the reason why it could not be captured."""
+    """One thing, eager and graphed, read in the same turns; or the reason why it could not be captured."""
 
-    eager: float
-    graphed: float | None
+    eager: Reading | None = None
+    graphed: Reading | None = None
     reason: str = ""
 
     @property
     def gain(self) -> float | None:
         """How many times faster the replay is."""
-        return None if self.graphed is None else self.eager / self.graphed
+        return None if self.graphed is None or self.eager is None else self.eager.median / self.graphed.median
 
 
-def measure_step(step: Step, eager: float, generators: Sequence[Any] = ()) -> Measured:
-    """Captures the whole step and times its replay, copies of new inputs included.
+def measure_step(step: Step, world: World) -> Measured:
+    """Captures the whole step; times it and its replay in turns, copies of new inputs included.
 
     Args:
         step: leaves its state changed; take a snapshot around this.
-        eager: wall time of the eager step in microseconds.
-        generators: the step's own random generators.
+        world: what it reaches. Its tensors are kept alive meanwhile: a replay writes where they were.
     """
     batch = step.batch(0)
-    static = tuple(a.clone() if _on_device(a) else a for a in batch)
-    pairs = [(s, a) for s, a in zip(static, batch, strict=True) if _on_device(a)]
+    static = _static(batch)
     try:
-        graph = capture(lambda: step.fn(*static), generators)
+        graph = capture(lambda: step.fn(*static), world.generators)
     except Exception as error:
-        return Measured(eager, None, _why(error))
+        return Measured(reason=_why(error))
+    alive = [slot.get() for slot in world.state.slots()]
+    load = _loader(static)
 
-    def replay(_: int) -> None:
-        if pairs:
-            torch._foreach_copy_([s for s, _ in pairs], [a for _, a in pairs])
+    def replay(i: int) -> None:
+        load(step.batch(i))
         graph.replay()
 
-    return Measured(eager, wall_time(replay))
+    eager, graphed = turns(step, replay)
+    alive.clear()
+    return Measured(eager, graphed)
+
+
+def _static(batch: Batch) -> Batch:
+    """The batch with a copy in place of each tensor on the device, at any depth."""
+    static: Batch = torch.utils._pytree.tree_map(lambda a: a.clone() if _on_device(a) else a, batch)
+    return static
+
+
+def _loader(static: Batch) -> Callable[[Batch], None]:
+    """Copies a batch into the static one; tensors of another shape are left out."""
+    places = [a for a in torch.utils._pytree.tree_leaves(static) if _on_device(a)]
+
+    def load(batch: Batch) -> None:
+        fresh = [a for a in torch.utils._pytree.tree_leaves(batch) if _on_device(a)]
+        pairs = [(p, a) for p, a in zip(places, fresh, strict=False) if p.shape == a.shape]
+        if pairs:
+            torch._foreach_copy_([p for p, _ in pairs], [a for _, a in pairs])
+
+    return load
 
 
 def measure_modules(step: Step, world: World, paths: Sequence[str]) -> dict[str, Measured]:
@@ -73,7 +97,7 @@ def measure_modules(step: Step, world: World, paths: Sequence[str]) -> dict[str,
 def _measure_module(step: Step, module: Any) -> Measured:
     found = _inputs(step, module)
     if found is None:
-        return Measured(0.0, None, "the step does not call it")
+        return Measured(reason="the step does not call it")
     args, kwargs, mode = found
 
     def run(_: int = 0) -> None:
@@ -87,11 +111,72 @@ def _measure_module(step: Step, module: Any) -> Measured:
     try:
         for _ in range(_WARMUP):
             run()
-        eager = wall_time(run)
         graph = capture(run)
-        return Measured(eager, wall_time(lambda _: graph.replay()))
+        eager, graphed = turns(run, lambda _: graph.replay())
+        return Measured(eager, graphed)
     except Exception as error:
-        return Measured(0.0, None, _why(error))
+        return Measured(reason=_why(error))
+
+
+def measure_in_step(step: Step, world: World, paths: Sequence[str]) -> dict[str, Measured]:
+    """The whole step with one named module at a time behind the guard, forward and backward as graphs, in turns with
+    the eager step.
+    """
+    results: dict[str, Measured] = {}
+    snapshot = world.snapshot(on_host=True)
+    for path in paths:
+        module = world.module(path)
+        if module is not None:
+            results[path] = _measure_in_step(step, module)
+            snapshot.restore()
+    return results
+
+
+def _measure_in_step(step: Step, module: Any) -> Measured:
+    from graphlint.runtime.guard import capture_safe
+
+    found = _inputs(step, module)
+    if found is None:
+        return Measured(reason="the step does not call it")
+    args, kwargs, mode = found
+    how = _guard_mode(module, args, kwargs, mode)
+    guard = capture_safe(module.forward, mode=how, outputs="clone", verify="off")
+
+    def run(i: int) -> None:
+        with _forward(module, guard):
+            step(i)
+
+    try:
+        for i in range(_SETTLED):
+            run(i)
+        eager, graphed = turns(step, run)
+        return Measured(eager, graphed)
+    except Exception as error:
+        return Measured(reason=_why(error))
+    finally:
+        guard.reset()
+
+
+def _guard_mode(module: Any, args: Batch, kwargs: dict[str, Any], mode: Mode) -> str:
+    """Whether a gradient will flow through the module."""
+    leaves = [*torch.utils._pytree.tree_leaves((args, kwargs)), *module.parameters()]
+    wanted = any(isinstance(t, torch.Tensor) and t.requires_grad for t in leaves)
+    with mode():
+        return "autograd" if wanted and torch.is_grad_enabled() else "forward"
+
+
+@contextmanager
+def _forward(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside, the module's forward is that one; its hooks stay around it."""
+    own = module.__dict__.get("forward")
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = own
 
 
 def _inputs(step: Step, module: Any) -> tuple[Batch, dict[str, Any], Mode] | None:
@@ -165,6 +250,9 @@ def _on_device(value: Any) -> bool:
 
 def _why(error: BaseException) -> str:
     """What stopped the capture in one line: the rule and the user's line, as the guard would say it."""
+    if isinstance(error, CaptureError):
+        place = f" ({Path(error.filename).name}:{error.lineno})" if error.where else ""
+        return f"{error.code} {error.rule}: {error.reason}{place}"
     if not isinstance(error, CaptureFailed):
         return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     fault = translate(error.first)

@@ -53,6 +53,7 @@ def _tiles(report: Report) -> str:
     whole = report.whole
     gain = f"{whole.gain:.1f}x" if whole.gain >= 2 else f"{whole.gain:.2f}x"
     below = f"measured {whole.measured_gain:.2f}x" if whole.measured_gain is not None else "as one graph"
+    below += f", projected {whole.gain_range[0]:.2f}x to {whole.gain_range[1]:.2f}x" if whole.gain_range else ""
     tiles = [
         (f"{whole.share:.0%}", "launch-bound share", "device idle for the host"),
         (gain, "projected gain", below),
@@ -107,7 +108,9 @@ def _gaps(drawing: Drawing | None) -> str:
 def _module(m: Module) -> str:
     depth = m.path.count(".")
     hidden = " class='inner'" if m.choice is Choice.INSIDE else ""
-    gain = f"<br><span class=quiet>measured alone {m.gain:.1f}x</span>" if m.gain is not None else ""
+    measured = [f"step {m.step_measured:.2f}x"] if m.step_measured is not None else []
+    measured += [f"alone {m.gain:.1f}x"] if m.gain is not None else []
+    gain = f"<br><span class=quiet>measured: {', '.join(measured)}</span>" if measured else ""
     said = f"<b class='{_slug(m.choice.value)}'>{m.choice.value}</b>" if m.choice is not Choice.INSIDE else ""
     return (
         f"<tr{hidden}><td style='padding-left:{0.6 + 1.1 * depth:.1f}em'>{_escape(m.path)} "

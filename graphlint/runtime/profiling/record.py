@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,15 @@ import torch
 
 from graphlint.runtime.profiling import chrome
 from graphlint.runtime.profiling.costs import ReplayCosts
+from graphlint.runtime.profiling.readings import Reading
 from graphlint.runtime.profiling.timeline import MODULE_MARK, STEP_MARK, Timeline
+from graphlint.runtime.profiling.timing import enqueue_time, turns
 from graphlint.runtime.profiling.world import World
 
 Batch = tuple[Any, ...]
 Batches = Sequence[Batch] | Callable[[int], Batch] | None
 
-_SECONDS = 0.3  # how long a timed loop may run
-_STEADY = 1.1  # two readings of the eager step that lie further apart are told
-_MOST = 50  # steps of a timed loop at most
+_HELD = 8  # batches that are fetched from a function or an iterable
 
 
 class NoDevice(RuntimeError):
@@ -43,26 +43,10 @@ class Recording:
     """What was measured of one step."""
 
     timeline: Timeline
-    walls: tuple[float, float]  # microseconds per step, host and device running freely, before and after the recording
+    eager: Reading  # the step's wall time, host and device running freely, before and after the recording
     enqueue: float  # microseconds from the call to its return on an idle device, no profiler
     costs: ReplayCosts
     input_shapes: tuple[tuple[str, ...], ...]  # of each recorded step's batch, one text for each tensor
-
-    @property
-    def wall(self) -> float:
-        """Microseconds per step."""
-        return statistics.mean(self.walls)
-
-    @property
-    def unsteady(self) -> str:
-        """What to know when the two readings lie apart; empty when they do not."""
-        low, high = sorted(self.walls)
-        if high < _STEADY * low:
-            return ""
-        return (
-            f"the eager step took {low / 1e3:.2f} ms in one loop and {high / 1e3:.2f} ms in another: "
-            "the machine is not quiet, and no gain is known better than that"
-        )
 
 
 class Step:
@@ -81,6 +65,40 @@ class Step:
 
     def __call__(self, i: int) -> Any:
         return self.fn(*self.batch(i))
+
+    def held(self) -> tuple[Step, float]:
+        """The step with its batches at hand, and the microseconds of the host that fetching one took (median).
+
+        Fetching is no part of the step. A sequence is taken as it is; of a function or an iterable, such as a
+        DataLoader, the first eight batches are fetched once.
+
+        Raises:
+            StepFailed: there is no batch, or fetching one raises.
+        """
+        source = self._batches
+        if source is None or (not callable(source) and hasattr(source, "__getitem__") and len(source)):
+            return self, 0.0
+        batches: list[Batch] = []
+        times: list[float] = []
+        began = time.perf_counter()
+        try:
+            for got in islice(map(source, count()) if callable(source) else source, _HELD):
+                times.append((time.perf_counter() - began) * 1e6)
+                batches.append(got if isinstance(got, tuple) else (got,))
+                began = time.perf_counter()
+        except Exception as error:
+            if not batches or not isinstance(error, IndexError):  # a function may index a short list
+                said = f"batch {len(batches)} can't be had: {type(error).__name__}: {_first_line(error)}"
+                raise StepFailed(said) from error
+        if not batches:
+            raise StepFailed("there are no batches; give at least one, as the step gets them in training")
+        return Step(self.fn, batches=batches), statistics.median(times)
+
+    def shapes(self) -> tuple[tuple[str, ...], ...]:
+        """Of each batch, one text for each tensor: `32x3x224x224`."""
+        if self._batches is None or callable(self._batches):
+            return (_shapes(self.batch(0)),)
+        return tuple(_shapes(self.batch(i)) for i in range(min(len(self._batches), 64)))
 
 
 def require_device() -> None:
@@ -108,49 +126,25 @@ def record(step: Step, world: World, steps: int, warmup: int, trace: Path | None
         StepFailed: the step raises.
     """
     require_device()
-    try:
+    with _its_own_errors():
         for i in range(warmup):
             step(i)
         torch.cuda.synchronize()
+        (before,) = turns(step)
+        enqueue = enqueue_time(step)
+        timeline = trace_steps(step, world, steps, trace)
+    costs = calibrate()
+    with _its_own_errors():
+        (after,) = turns(step)
+    return Recording(timeline, before + after, enqueue, costs, step.shapes())
+
+
+@contextmanager
+def _its_own_errors() -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         raise StepFailed(f"the step raises {type(error).__name__}: {_first_line(error)}") from error
-    before, enqueue = wall_time(step), enqueue_time(step)
-    timeline = trace_steps(step, world, steps, trace)
-    shapes = tuple(_shapes(step.batch(i)) for i in range(steps))
-    costs = calibrate()
-    walls = (before, wall_time(step))
-    return Recording(timeline, walls, enqueue, costs, shapes)
-
-
-def wall_time(run: Callable[[int], Any]) -> float:
-    """Microseconds per iteration with host and device running freely: median of five loops."""
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    run(0)
-    torch.cuda.synchronize()
-    count = max(5, min(_MOST, int(_SECONDS / max(time.perf_counter() - began, 1e-6))))
-    return statistics.median(_loop(run, count) for _ in range(5))
-
-
-def _loop(run: Callable[[int], Any], count: int) -> float:
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for i in range(count):
-        run(i)
-    torch.cuda.synchronize()
-    return (time.perf_counter() - began) / count * 1e6
-
-
-def enqueue_time(run: Callable[[int], Any], count: int = 10) -> float:
-    """Microseconds that the host needs for one iteration when the device never makes it wait: median."""
-    times = []
-    for i in range(count):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        run(i)
-        times.append((time.perf_counter() - began) * 1e6)
-    torch.cuda.synchronize()
-    return statistics.median(times)
 
 
 def trace_steps(step: Callable[[int], Any], world: World, steps: int, trace: Path | None = None) -> Timeline:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-Microseconds = float
+from graphlint.runtime.profiling.readings import Microseconds, Range
 
 
 class Verdict(str, Enum):
@@ -39,8 +39,13 @@ class Whole:
     outside: Microseconds  # idle between two steps: data loading and the like, which no graph removes
     share: float  # of the wall time, in which the device idles for the host
     projected: Microseconds  # wall time as one graph
-    graphed: Microseconds | None = None  # measured wall time as one graph
+    graphed: Microseconds | None = None  # measured wall time as one graph, in turns with the eager step
     failed: str = ""  # why it was not measured
+    fetch: Microseconds = 0.0  # what the host needs to get a batch, which is no part of the step
+    wall_range: Range | None = None  # eight of ten readings of the eager step lie in it
+    graphed_range: Range | None = None
+    measured_range: Range | None = None  # the measured gain, turn by turn
+    earlier: Microseconds | None = None  # the eager step before anything was captured; `wall` was read beside the graph
 
     @property
     def gain(self) -> float:
@@ -48,13 +53,26 @@ class Whole:
         return self.wall / self.projected
 
     @property
+    def gain_range(self) -> Range | None:
+        """The projected gain over the readings of the eager step."""
+        low, high = self.wall_range or (0.0, 0.0)
+        return (low / self.projected, high / self.projected) if self.wall_range else None
+
+    @property
     def measured_gain(self) -> float | None:
         return None if self.graphed is None else self.wall / self.graphed
 
     @property
     def prediction_error(self) -> float | None:
-        """Projected gain over measured gain, minus one."""
+        """Projected gain over measured gain, minus one: both over the eager time read beside the graph."""
         return None if self.graphed is None else self.graphed / self.projected - 1
+
+    @property
+    def earlier_error(self) -> float | None:
+        """The same for the gain as it was projected before the measurement, over the eager time of then."""
+        if self.measured_gain is None or self.earlier is None:
+            return None
+        return self.earlier / self.projected / self.measured_gain - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +90,8 @@ class Module:
     reason: str
     eager: Microseconds | None = None  # measured alone, forward and backward
     graphed: Microseconds | None = None
-
     projected: Microseconds = 0.0  # alone, as a graph
+    step_measured: float | None = None  # how many times faster the step was with only this module behind the guard
 
     @property
     def alone(self) -> float:
@@ -145,8 +163,10 @@ class Report:
         whole = self.whole
         plain["whole"] |= {
             "gain": whole.gain,
+            "gain_range": whole.gain_range,
             "measured_gain": whole.measured_gain,
             "prediction_error": whole.prediction_error,
+            "earlier_error": whole.earlier_error,
         }
         for row, module in zip(plain["modules"], self.modules, strict=True):
             row |= {"gain": module.gain, "projected_gain": module.alone}

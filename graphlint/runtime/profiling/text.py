@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from graphlint.runtime.profiling.advice import time
+from graphlint.runtime.profiling.readings import Range
 from graphlint.runtime.profiling.report import Choice, Drawing, Module, Report
 from graphlint.runtime.profiling.timeline import union
 
@@ -13,6 +14,7 @@ _WIDTH = 100
 _STRIP = 72  # columns of the timeline
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _ROWS = 16  # modules shown
+_MOVED = 0.05  # of the gain, by another reading of the eager step, that is told
 
 
 def render(report: Report) -> str:
@@ -49,14 +51,27 @@ def _title(report: Report) -> str:
 
 def _numbers(report: Report) -> Iterator[str]:
     whole = report.whole
-    yield f"  eager step   {time(whole.wall):>9}"
+    yield f"  eager step   {time(whole.wall):>9}" + _between(whole.wall_range)
     yield f"  host         {time(whole.host):>9}   to enqueue {whole.nodes} kernels, copies and fills"
     yield f"  device       {time(whole.device):>9}   busy; idle for the host {whole.share:.0%} of the step"
-    yield f"  as one graph {time(whole.projected):>9}   projected, {whole.gain:.2f} times faster"
+    yield f"  as one graph {time(whole.projected):>9}   projected, {whole.gain:.2f} times faster{_spread(whole.gain_range)}"
     if whole.graphed is not None and whole.measured_gain is not None:
         off = whole.prediction_error or 0.0
-        measured = f"measured, {whole.measured_gain:.2f} times faster; the projection was {off:+.1%} off"
-        yield f"               {time(whole.graphed):>9}   {measured}"
+        measured = f"measured, {whole.measured_gain:.2f} times faster{_spread(whole.measured_range)}"
+        yield f"               {time(whole.graphed):>9}   {measured}; the projection was {off:+.1%} off"
+        if whole.earlier is not None and whole.earlier_error is not None and abs(whole.earlier_error - off) > _MOVED:
+            yield (
+                f"               {time(whole.earlier):>9}   eager step before that; over it the projected gain was "
+                f"{whole.earlier_error:+.0%} off"
+            )
+
+
+def _between(span: Range | None) -> str:
+    return f"   {time(span[0])} to {time(span[1])} in eight of ten loops" if span else ""
+
+
+def _spread(span: Range | None) -> str:
+    return f" ({span[0]:.2f} to {span[1]:.2f})" if span else ""
 
 
 def _strip(report: Report, drawing: Drawing) -> Iterator[str]:
@@ -108,6 +123,7 @@ def _modules(report: Report) -> Iterator[str]:
 
 def _module(m: Module, width: int) -> str:
     path = m.path if len(m.path) <= width else "..." + m.path[3 - width :]
-    measured = f"; alone {m.gain:.1f} times faster (measured)" if m.gain is not None else ""
+    measured = f"; step {m.step_measured:.2f} times faster (measured)" if m.step_measured is not None else ""
+    measured += f"; alone {m.gain:.1f} times faster (measured)" if m.gain is not None else ""
     numbers = f"{m.nodes:>7} {time(m.host):>9} {time(m.device):>9} {m.share:>5.0%} {m.step_gain:>8.2f}x"
     return f"  {path:<{width}} {numbers}  {m.choice.value}: {m.reason}{measured}"
