@@ -3,10 +3,16 @@
     python benchmarks/profile_gain.py --output benchmarks/results/profile_gain.json [--traces FOLDER] [NAME...]
     python benchmarks/profile_gain.py --output benchmarks/results/profile_gain.json --traces FOLDER --rejudge
 
-`projected` and `measured` are how many times faster one graph is than the eager step, both over the same eager time;
-`eager_again` is that time taken once more after the replay, to show how steady the machine was. The first form needs a
-CUDA device and takes about a minute and a half. The second one judges the kept traces again, where the analysis has
-changed and the measurement has not; it needs no GPU.
+Times are microseconds. The eager step is read three times: `before` anything is captured; in turns with the graph
+(`eager`, `measured_graph`, `measured`); and `later`, in turns with a graph captured anew. `projected` is how many
+times faster one graph is said to be, over `eager`. The projection is off by
+
+- `error`: against the gain measured in the same turns;
+- `error_later`: the same projection against the later reading, which it knows nothing of;
+- `error_before`: as it was made before the measurement, over the time of `before`, against the gain measured.
+
+The first form needs a CUDA device and takes three to four minutes. The second one judges the kept traces again, where
+the analysis has changed and the measurement has not; it needs no GPU.
 """
 
 from __future__ import annotations
@@ -27,9 +33,10 @@ import profile_workloads
 
 from graphlint.runtime.profiling import profile, read
 from graphlint.runtime.profiling.analyse import Clock, analyse
-from graphlint.runtime.profiling.measure import measure_modules, measure_step
-from graphlint.runtime.profiling.record import Step, wall_time
-from graphlint.runtime.profiling.report import Choice
+from graphlint.runtime.profiling.measure import Measured, measure_in_step, measure_modules, measure_step
+from graphlint.runtime.profiling.readings import Reading, ratio
+from graphlint.runtime.profiling.record import Step
+from graphlint.runtime.profiling.report import Choice, Module
 from graphlint.runtime.profiling.world import World
 
 # `loss.item()` can't be captured, and on torch up to 2.11 trying it harms the process
@@ -51,11 +58,26 @@ def main() -> None:
     rows = {}
     for name in options.names or every:
         rows[name] = measure(name, options.traces)
-        print(name, json.dumps(rows[name], default=str))
+        print(line(name, rows[name]), flush=True)
         gc.collect()
         torch.cuda.empty_cache()
-    where = {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "command": "benchmarks/profile_gain.py"}
+    command = "python benchmarks/profile_gain.py --output benchmarks/results/profile_gain.json"
+    where = {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "command": command}
     options.output.write_text(json.dumps({"where": where, "workloads": rows}, indent=2) + "\n")
+
+
+def line(name: str, row: dict[str, Any]) -> str:
+    """One workload in one line."""
+    said = f"{name:24} {row['launch_bound_share']:>4.0%} launch-bound, eager {row['eager'] / 1e3:8.2f} ms"
+    if "measured" not in row:
+        return f"{said}  projected {row['projected']:.2f}x, not captured: {row.get('reason') or 'reads its loss'}"
+    low, high = row["measured_range"]
+    said += f"  projected {row['projected']:5.2f}x  measured {row['measured']:5.2f}x ({low:.2f} to {high:.2f})"
+    said += f"  off {row['error']:+.1%}, later {row['error_later']:+.1%}, before {row['error_before']:+.1%}"
+    for path, m in row["modules"].items():
+        gain = "not measured" if m["measured_step_gain"] is None else f"measured {m['measured_step_gain']:.2f}x"
+        said += f"\n  {path:22} in the step: projected {m['step_gain']:.2f}x, {gain} {m['reason']}".rstrip()
+    return said
 
 
 def measure(name: str, traces: Path | None) -> dict[str, Any]:
@@ -68,21 +90,43 @@ def measure(name: str, traces: Path | None) -> dict[str, Any]:
         if traces is not None:
             traces.mkdir(parents=True, exist_ok=True)
             (traces / f"{name}.json.gz").write_bytes(gzip.compress(slim(trace.read_bytes()), 9, mtime=0))
-    whole = report.whole
     row = judged(report)
     if name in NOT_CAPTURED:
         return row
-    step = Step(fn, batches=batches)
-    for i in range(5):
-        step(i)
-    row["modules"] = _modules(report, step, fn)
-    graphed = measure_step(step, whole.wall)
-    again = wall_time(step)
-    measured = None if graphed.graphed is None else whole.wall / graphed.graphed
-    row |= {"measured_graph": graphed.graphed, "eager_again": again, "measured": measured, "reason": graphed.reason}
-    if measured:
-        row["error"] = whole.gain / measured - 1
-    return row
+    step, _ = Step(fn, batches=batches).held()
+    world = World(fn)
+    measured = measure_step(step, world)
+    row["reason"] = measured.reason
+    row["modules"] = _modules(report, step, world)
+    later = measure_step(step, world)
+    if measured.eager is None or measured.graphed is None or later.eager is None or later.graphed is None:
+        return row
+    row["before"] = {"eager": row["eager"], "range": report.whole.wall_range}
+    row["later"] = _read(later.eager, later.graphed)
+    row |= _read(measured.eager, measured.graphed)
+    return row | errors(row)
+
+
+def _read(eager: Reading, graphed: Reading) -> dict[str, Any]:
+    return {
+        "eager": eager.median,
+        "eager_range": eager.range,
+        "measured_graph": graphed.median,
+        "graph_range": graphed.range,
+        "measured": eager.median / graphed.median,
+        "measured_range": ratio(eager, graphed),
+    }
+
+
+def errors(row: dict[str, Any]) -> dict[str, float]:
+    """How far the projected gain is from each measured one."""
+    projected = row["eager"] / row["projected_graph"]
+    return {
+        "projected": projected,
+        "error": projected / row["measured"] - 1,
+        "error_later": projected / row["later"]["measured"] - 1,
+        "error_before": row["before"]["eager"] / row["projected_graph"] / row["measured"] - 1,
+    }
 
 
 def rejudge(results: Path, traces: Path) -> None:
@@ -95,8 +139,7 @@ def rejudge(results: Path, traces: Path) -> None:
         report = analyse(read(trace), clock=Clock(row["eager"], row["eager"]))
         row |= judged(report)
         if row.get("measured_graph"):
-            row["measured"] = row["eager"] / row["measured_graph"]
-            row["error"] = report.whole.gain / row["measured"] - 1
+            row |= errors(row)
         for path, module in row.get("modules", {}).items():
             now = next(m for m in report.modules if m.path == path)
             module |= {"step_gain": now.step_gain, "projected_alone": now.alone, "projected_graph": now.projected}
@@ -121,24 +164,31 @@ def judged(report: Any) -> dict[str, Any]:
     }
 
 
-def _modules(report: Any, step: Step, fn: Any) -> dict[str, dict[str, Any]]:
-    """Up to three modules alone, forward and backward."""
+def _modules(report: Any, step: Step, world: World) -> dict[str, dict[str, Any]]:
+    """Up to three modules: alone, forward and backward, and with the rest of the step around them."""
     chosen = [m for m in report.modules if m.choice in (Choice.CAPTURE, Choice.LEAVE) and m.nodes >= 8][:2]
     chosen += [m for m in report.modules if m.path == "model.blocks.1"]
-    alone = measure_modules(step, World(fn), [m.path for m in chosen])
-    return {
-        m.path: {
-            "choice": m.choice.value,
-            "step_gain": m.step_gain,
-            "projected_alone": m.alone,
-            "measured_alone": alone[m.path].gain,
-            "eager": alone[m.path].eager,
-            "graphed": alone[m.path].graphed,
-            "projected_graph": m.projected,
-            "reason": alone[m.path].reason,
-        }
-        for m in chosen
+    paths = [m.path for m in chosen]
+    alone, within = measure_modules(step, world, paths), measure_in_step(step, world, paths)
+    return {m.path: _module(m, alone[m.path], within[m.path]) for m in chosen}
+
+
+def _module(m: Module, alone: Measured, within: Measured) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "choice": m.choice.value,
+        "step_gain": m.step_gain,
+        "measured_step_gain": within.gain,
+        "projected_alone": m.alone,
+        "measured_alone": alone.gain,
+        "projected_graph": m.projected,
+        "reason": alone.reason or within.reason,
     }
+    if alone.eager is not None and alone.graphed is not None:
+        row |= {"eager": alone.eager.median, "graphed": alone.graphed.median}
+    if within.eager is not None and within.graphed is not None:
+        row |= {"step_eager": within.eager.median, "step_graphed": within.graphed.median}
+        row["step_range"] = ratio(within.eager, within.graphed)
+    return row
 
 
 def slim(trace: bytes, steps: int = 2) -> bytes:

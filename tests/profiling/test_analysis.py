@@ -257,6 +257,39 @@ def test_a_compute_bound_part_is_left_out_and_the_rest_captured() -> None:
     assert rows == {"model": Choice.OPEN, "model.head": Choice.CAPTURE, "model.trunk": Choice.LEAVE}
 
 
+def test_a_captured_module_gains_its_launch_bound_share_only() -> None:
+    """The trunk's 12 x (50 + 1) us of device time and the head's 200 x (2 + 0.5) in its graph are what is left."""
+    r = Recorder()
+    for number in range(3):
+        begin = r.host
+        for _ in range(12):
+            r.launch(50, host=10)
+        r.module("trunk", "Conv", begin)
+        start = r.host
+        for _ in range(200):
+            r.launch(2, host=10)
+        r.module("head", "Head", start)
+        r.step(number, begin)
+    rows = {m.path: m.step_gain for m in analyse(r.timeline(), COSTS).modules}
+    assert rows["head"] == pytest.approx(212 * 10 / (12 * 51 + 200 * 2.5), rel=0.02)
+    assert rows["trunk"] == pytest.approx(212 * 10 / (200 * 10 + 10 + COSTS.module_call), rel=0.02)
+
+
+def test_a_graph_does_not_take_the_work_around_it_off_the_host() -> None:
+    """Two equal modules: with one captured the host still launches the other, and waits no less for its own Python."""
+    r = Recorder()
+    for number in range(3):
+        begin = r.host
+        for name in ("one", "two"):
+            start = r.host
+            for _ in range(100):
+                r.launch(1, host=10)
+            r.module(name, "Block", start)
+        r.step(number, begin)
+    rows = {m.path: m.step_gain for m in analyse(r.timeline(), COSTS).modules}
+    assert rows["one"] == rows["two"] == pytest.approx(2000 / (1000 + 10 + COSTS.module_call), rel=0.02)
+
+
 def test_a_graph_launched_already_is_recognised() -> None:
     calls = tuple(HostCall("cudaGraphLaunch", 100.0 * i, 100.0 * i + 5, HOST, CallKind.GRAPH, i) for i in range(3))
     ops = tuple(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +42,14 @@ class Task:
         return loss.detach()
 
 
+def workload(name: str) -> Any:
+    """One of those that `benchmarks/profile_gain.py` profiles."""
+    folder = str(Path(__file__).parents[2] / "benchmarks")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return getattr(importlib.import_module("profile_workloads"), f"make_{name}")()
+
+
 def test_a_small_network_is_launch_bound_and_the_projection_holds() -> None:
     from graphlint.runtime.profiling import profile
 
@@ -47,7 +58,8 @@ def test_a_small_network_is_launch_bound_and_the_projection_holds() -> None:
     report = profile(task.step, batches=task.data)
     assert report.advice.headline.startswith("Do this first.")
     assert report.whole.graphed is not None, report.whole.failed
-    assert abs(report.whole.prediction_error or 1.0) < 0.15
+    assert abs(report.whole.prediction_error or 1.0) < 0.15, str(report)
+    assert report.whole.wall_range and report.whole.measured_range and report.whole.earlier
     assert report.modules[0].path == "model" and report.modules[0].gain and report.modules[0].gain > 1.5
     assert all(torch.equal(p, q) for p, q in zip(before, task.model.parameters(), strict=True))
     assert not task.optimizer.state
@@ -60,6 +72,46 @@ def test_a_large_product_is_not_worth_a_graph() -> None:
     x = torch.randn(16384, 8192, device="cuda", dtype=torch.bfloat16)
     report = profile(lambda: weight(x).sum().backward(), measure=False)
     assert report.advice.headline.startswith("Not worth")
+
+
+IN_STEP = 0.25  # the projected gain of one captured module may be off by that much
+
+
+def test_one_captured_module_gains_the_step_what_was_projected() -> None:
+    """A launch-bound head behind a compute-bound trunk; forward and backward of the head are graphs of the guard."""
+    from graphlint.runtime.profiling import profile
+
+    step, batches = workload("mixed")
+    report = profile(step, batches=batches)
+    (head,) = (m for m in report.modules if m.path == "model.head")
+    assert head.step_measured is not None, report.notes
+    assert head.step_measured > 2  # the trunk stays, and so does the optimizer
+    assert head.step_gain == pytest.approx(head.step_measured, rel=IN_STEP), str(report)
+    assert head.step_gain < report.whole.gain
+
+
+def test_a_captured_module_without_gradients_gains_the_step_what_was_projected() -> None:
+    from graphlint.runtime.profiling import profile
+
+    step, batches = workload("mlp_inference")
+    report = profile(step, batches=batches)
+    (model,) = (m for m in report.modules if m.path == "model")
+    assert model.step_measured is not None, report.notes
+    assert model.step_gain == pytest.approx(model.step_measured, rel=IN_STEP), str(report)
+
+
+def test_a_compute_bound_module_gains_the_step_next_to_nothing() -> None:
+    from graphlint.runtime.profiling import profile
+    from graphlint.runtime.profiling.measure import measure_in_step
+    from graphlint.runtime.profiling.record import Step
+    from graphlint.runtime.profiling.world import World
+
+    step, batches = workload("mixed")
+    report = profile(step, batches=batches, measure=False)
+    (trunk,) = (m for m in report.modules if m.path == "model.trunk")
+    measured = measure_in_step(Step(step, batches=batches).held()[0], World(step), ["model.trunk"])["model.trunk"]
+    assert measured.gain is not None, measured.reason
+    assert trunk.step_gain == pytest.approx(measured.gain, rel=0.15)
 
 
 def test_a_changing_batch_is_told_to_pad() -> None:
