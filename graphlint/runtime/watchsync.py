@@ -17,6 +17,8 @@ from graphlint.runtime.dryrun.judge import Judge
 from graphlint.runtime.dryrun.report import DryRunReport, executed_lines
 from graphlint.runtime.dryrun.session import Region, Session
 
+_WAIT = "a wait for the device"  # what torch's own trace tells, of waits that have another name here too
+
 
 class Watched:
     """What `capture_watch` has seen so far; complete when its block has ended.
@@ -71,13 +73,20 @@ def capture_watch(*, target_torch: str | None = None, emulate: bool | None = Non
                 yield watched
         finally:
             session.region, session.answers_capturing = None, True
-            _finish(watched, region, sessions.device_name(session), Judge(rulebook.parse_version(target_torch or torch.__version__)))
+            _finish(
+                watched,
+                region,
+                sessions.device_name(session),
+                Judge(rulebook.parse_version(target_torch or torch.__version__)),
+            )
 
 
 def _finish(watched: Watched, region: Region, device: str, judge: Judge) -> None:
     found = [
         finding for finding in judge.judge(region.trace) if finding.name not in ("default-stream", "unforked-stream")
     ]
+    explained = {(f.at.filename, f.at.row) for f in found if _WAIT not in f.message}
+    found = [f for f in found if _WAIT not in f.message or (f.at.filename, f.at.row) not in explained]
     watched.findings = tuple(sorted(found, key=lambda f: (f.at, f.code)))
     places = [event.site.place for event in region.trace.events] + [
         op.site.place for op in region.trace.ops if judge.operator(op)
@@ -110,7 +119,7 @@ def _traced_waits(session: Session) -> Iterator[None]:
 
     def waits(*arguments: Any) -> None:
         if active and session.region is not None:
-            session.event("stream-sync", "a wait for the device")
+            session.event("stream-sync", _WAIT)
 
     _gpu_trace.register_callback_for_stream_synchronization(waits)
     _gpu_trace.register_callback_for_device_synchronization(waits)

@@ -115,7 +115,8 @@ def _backward_seen(session: Session) -> Iterator[None]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if session.emulated and args:
             _accumulators(session, args[0])
-        with CallMode(session):
+        # one thread: a device's backward would run in the engine's, where no function mode follows
+        with CallMode(session), torch.autograd.set_multithreading_enabled(False):
             return original(*args, **kwargs) if original is not None else None
 
     for owner in owners:

@@ -15,6 +15,7 @@ from graphlint.runtime.dryrun import moves
 from graphlint.runtime.dryrun.records import Draw, Op, Operand, Role
 from graphlint.runtime.dryrun.roles import generator_identity
 from graphlint.runtime.dryrun.session import Call, Session
+from graphlint.runtime.dryrun.watchers import fresh_on_device
 
 
 @functools.lru_cache(maxsize=8192)
@@ -124,6 +125,8 @@ class OpMode(TorchDispatchMode):
             if storage not in given or op.name == "aten::lift_fresh":
                 region.born.setdefault(storage, op.index)
         session.add(op)
+        if not session.emulated and op.name == "aten::lift_fresh" and op.on_device:
+            fresh_on_device(session, op)
         if region.kind == "shadow" and isinstance(result, torch.Tensor):
             region.last = result.detach()
         if session.observer is not None:

@@ -199,7 +199,7 @@ def _from_data(session: Session, name: str, func: Any, args: Any, kwargs: Any) -
             result = result.clone()
     if session.emulated:
         session.roles.mark(result, "device" if on_device else "host")
-        _born(session, result, source)
+    _born(session, result, source)
     if not from_device and _holds_device(session, source):
         session.event("read", name, "element")
     if on_device and not from_device:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from graphlint.runtime.dryrun.records import Op
 from graphlint.runtime.dryrun.session import Session
 
 if TYPE_CHECKING:
@@ -49,6 +50,14 @@ def capturing(session: Session, function: Callable[[], bool]) -> Callable[[], bo
         return function()
 
     return is_current_stream_capturing
+
+
+def fresh_on_device(session: Session, op: Op) -> None:
+    """Torch has just built a device tensor from Python data: a copy from pageable memory that no mode shows."""
+    if op.call in ("torch.Tensor.__getitem__", "torch.Tensor.__setitem__"):
+        session.event("host-index", op.call, "index", op.site)
+    else:
+        session.event("h2d", op.call or op.name, "pageable", op.site)
 
 
 def _watch_waits(session: Session, patches: Patches) -> None:
