@@ -69,7 +69,7 @@ def analyse(
         input_shapes=tuple(input_shapes),
         modules=rows,
         together=together(sequence, rows, costs, host_scale) if rows else 1.0,
-        already=sum(launch.nodes for launch in sequence if launch.graph) / max(1, whole.nodes),
+        already=_graphed(sequence),
         copied=sum(o.bytes for o in step.ops if o.kind == "memcpy"),
     )
     return Report(
@@ -122,6 +122,12 @@ def _recorded_wall(steps: Sequence[Iteration]) -> Microseconds:
 def _outside(steps: Sequence[Iteration]) -> Microseconds:
     some = steps[:: -(-len(steps) // _LOOKED_AT)]
     return statistics.median(sum(g.length for g in gaps(s) if g.cause is Cause.OUTSIDE) for s in some)
+
+
+def _graphed(sequence: Sequence[Launch]) -> float:
+    """Part of the device work that graph launches brought: by time, since a recording may keep a replay as one piece."""
+    total = sum(launch.device for launch in sequence)
+    return sum(launch.device for launch in sequence if launch.graph) / total if total else 0.0
 
 
 def _waits(sequence: Sequence[Launch]) -> tuple[tuple[str, str], ...]:
