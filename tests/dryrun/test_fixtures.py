@@ -14,45 +14,28 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import fixture_marks
-from judged import judge
+from judged import Judging
 from known import ELSEWHERE, KNOWN
 
 FIXTURES = {fixture.name: fixture for fixture in fixture_marks.load() if fixture.outcome in ("crash", "silent", "ok")}
-SAMPLE = (  # a few of every kind, run with every test run; all of them run with `-m slow`
-    "crash_grad_hook",
-    "crash_stop_token",
-    "crash_unjoined_copy",
-    "crash_cold_mixer",
-    "crash_filter_cond",
-    "ok_grad_hook",
-    "ok_ring_cache",
-    "silent_data_swap",
-    "silent_guidance_flag",
-    "silent_read_before_replay",
-    "right_zero_grad_once",
-    "right_prefetch_after_replay",
-)
+ON_CPU = sorted(set(FIXTURES) - set(ELSEWHERE))
 
 
-def check(name: str) -> None:
+@pytest.fixture(scope="module")
+def judging(request: pytest.FixtureRequest) -> Judging:
+    here = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    return Judging([FIXTURES[item.callspec.params["name"]].main for item in here])
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_fixture(name: str, judging: Judging) -> None:
     fixture = FIXTURES[name]
-    verdict = judge(fixture.main)
+    judged = judging.judged(fixture.main)
     right = "clean" if fixture.outcome == "ok" else "exact"
     if name in KNOWN:
-        assert verdict.verdict(fixture) != right, f"{name} is judged rightly now; take it out of known.py"
+        assert judged.verdict(fixture) != right, f"{name} is judged rightly now; take it out of known.py"
     else:
-        assert verdict.verdict(fixture) == right, (verdict.findings, fixture.marks, verdict.error)
-
-
-@pytest.mark.parametrize("name", SAMPLE)
-def test_sample(name: str) -> None:
-    check(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(FIXTURES) - set(ELSEWHERE)))
-def test_all(name: str) -> None:
-    check(name)
+        assert judged.verdict(fixture) == right, (judged.findings, fixture.marks, judged.error)
 
 
 def test_what_is_known_exists() -> None:
@@ -62,13 +45,13 @@ def test_what_is_known_exists() -> None:
 def table(beginnings: tuple[str, ...]) -> str:
     """The verdicts of all fixtures whose names begin so, counted by outcome; prints those that are not judged rightly."""
     tally: Counter[tuple[str, str]] = Counter()
-    wrong = []
-    for name, fixture in (item for item in FIXTURES.items() if item[0].startswith(beginnings)):
-        verdict = "elsewhere" if name in ELSEWHERE else judge(fixture.main).verdict(fixture)
+    chosen = {name: fixture for name, fixture in FIXTURES.items() if name.startswith(beginnings)}
+    judging = Judging([chosen[name].main for name in chosen if name not in ELSEWHERE])
+    for name, fixture in chosen.items():
+        verdict = "elsewhere" if name in ELSEWHERE else judging.judged(fixture.main).verdict(fixture)
         tally[fixture.outcome, verdict] += 1
         if verdict not in ("clean", "exact", "elsewhere"):
-            wrong.append(f"{verdict:8} {name}")
-            print(wrong[-1], flush=True)
+            print(f"{verdict:8} {name}", flush=True)
     return "\n".join(f"{outcome:8} {verdict:10} {count}" for (outcome, verdict), count in sorted(tally.items()))
 
 

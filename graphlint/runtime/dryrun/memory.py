@@ -241,21 +241,27 @@ def _gradient(parameter: torch.Tensor) -> Callable[[], Any]:
     return _at(weakref.ref(parameter), lambda p: p.grad)
 
 
-def holders(tensor: torch.Tensor) -> set[tuple[int, str]]:
-    """Who keeps a tensor by name or in a list: `(id of the container, key)`; local names don't count."""
-    found: set[tuple[int, str]] = set()
-    for owner in gc.get_referrers(tensor):
-        if isinstance(owner, dict):
-            found |= {
-                (id(owner), str(key)) for key, part in owner.items() if part is tensor and "__builtins__" not in owner
-            }
-        elif isinstance(owner, list):
-            found |= {(id(owner), f"[{index}]") for index, part in enumerate(owner) if part is tensor}
-        elif not isinstance(owner, (types.FrameType, tuple, types.CellType)) and isinstance(
-            getattr(owner, "__dict__", None), dict
-        ):
-            found |= {(id(vars(owner)), str(key)) for key, part in vars(owner).items() if part is tensor}
+def holders(tensors: tuple[torch.Tensor, ...]) -> dict[int, set[tuple[int, str]]]:
+    """Who keeps which tensor by name or in a list: id of the tensor -> `(id of the container, key)`; local names don't
+    count. Looks through the whole heap once."""
+    wanted = {id(tensor) for tensor in tensors}
+    found: dict[int, set[tuple[int, str]]] = {number: set() for number in wanted}
+    for owner in gc.get_referrers(*tensors) if tensors else ():
+        kept = _kept_by(owner)
+        for key, part in kept.items() if isinstance(kept, dict) else enumerate(kept):
+            if id(part) in wanted:
+                found[id(part)].add((id(kept), str(key) if isinstance(kept, dict) else f"[{key}]"))
     return found
+
+
+def _kept_by(owner: Any) -> dict[Any, Any] | list[Any]:
+    """The dictionary or list through which a container keeps its parts for good."""
+    if isinstance(owner, dict):
+        return owner if "__builtins__" not in owner else {}
+    if isinstance(owner, list):
+        return owner
+    attributes = {} if isinstance(owner, (types.FrameType, tuple, types.CellType)) else getattr(owner, "__dict__", {})
+    return attributes if isinstance(attributes, dict) else {}
 
 
 class Races:

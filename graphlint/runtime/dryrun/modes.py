@@ -56,6 +56,11 @@ class OpMode(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would load its compiler (1.5 s) to keep it from compiling this class; no mode of ours is compiled."""
+        return False
+
     def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session

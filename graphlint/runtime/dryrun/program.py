@@ -46,6 +46,7 @@ class _Graph:
         self.watch: memory.Watch | None = None
         self.outputs: list[Any] = []
         self.holders: dict[int, set[tuple[int, str]]] = {}
+        self.counts: list[int] = []
         self.replays = 0
 
 
@@ -249,11 +250,14 @@ class Program:
 
     def _kept(self, graph: _Graph) -> None:
         """Names that came to hold an output since the last replay: this replay overwrites what they hold."""
-        for index, ref in enumerate(graph.outputs):
-            tensor = ref()
-            if tensor is None:
-                continue
-            now = memory.holders(tensor)
+        living = [(index, tensor) for index, ref in enumerate(graph.outputs) if (tensor := ref()) is not None]
+        counts = [sys.getrefcount(tensor) for _, tensor in living]
+        if counts == graph.counts:
+            return  # nobody new holds any
+        graph.counts = counts
+        holders = memory.holders(tuple(tensor for _, tensor in living))
+        for index, tensor in living:
+            now = holders[id(tensor)]
             fresh = now - graph.holders.setdefault(index, now if graph.replays == 1 else set())
             if graph.replays > 1 and fresh:
                 name = min(key for _, key in fresh)

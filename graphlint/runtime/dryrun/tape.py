@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
@@ -32,7 +33,9 @@ class Slot:
 
         storage = tensor.untyped_storage()
         self.dtype = tensor.dtype
-        self.layout = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.device)
+        with torch._C.DisableTorchFunction():  # the memory's real device, not the one that is played
+            device = tensor.device
+        self.layout = (tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), device)
         self.strong = storage if keep else None
         self.weak = None if keep else StorageWeakRef(storage)
 
@@ -82,8 +85,9 @@ class Tape:
             self._entries.append((index, func, slots, spec, results))
 
     def replay(self) -> None:
-        """Runs every operator again on the memory it was recorded with. Raises `Freed` where outside memory is gone."""
-        with torch.no_grad():
+        """Runs every operator again on the memory it was recorded with, unseen by any mode. Raises `Freed` where
+        outside memory is gone."""
+        with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
             for index, func, slots, spec, results in self._entries:
                 leaves = []
                 for slot in slots:
