@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from graphlint.runtime.profiling.timeline import (
     RangeKind,
     Timeline,
     call_kind,
+    collector_paused,
     range_kind,
     with_paths,
 )
@@ -59,7 +60,8 @@ def read(path: Path) -> Timeline:
     """
     database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     try:
-        return _Reader(database, path).timeline()
+        with collector_paused():
+            return _Reader(database, path).timeline()
     except (
         sqlite3.OperationalError,
         TypeError,
@@ -83,21 +85,22 @@ class _Reader:
         listed = database.execute("select name from sqlite_master where type in ('table', 'view')")
         self.tables = {row[0] for row in listed}
         self.notes: list[str] = []
+        self.origin = 0  # nanoseconds; times count from here, so that they stay exact as floating-point microseconds
         self.strings: dict[int, str] = {}
         if {"id", "value"} <= self._columns("StringIds"):
             self.strings = dict(database.execute("select id, value from StringIds"))
 
     def timeline(self) -> Timeline:
         source = self._busiest()
+        self.origin = self._first_moment()
         device = [*self._kernels(source), *self._copies(source), *self._fills(source), *self._graphs(source)]
         calls, ranges = list(self._calls(source)), list(self._ranges(source))
         self._note_what_is_missing(calls, ranges)
-        origin = min([*(o.start for o in device), *(c.start for c in calls), *(r.start for r in ranges)])
         return Timeline(
             source=self.path.name,
-            calls=_shift(calls, origin),
-            ranges=tuple(with_paths(_shift(ranges, origin))),
-            device=_shift(device, origin),
+            calls=_sorted(calls),
+            ranges=tuple(with_paths(_sorted(ranges))),
+            device=_sorted(device),
             card=self._card(source),
             notes=tuple(self.notes),
         )
@@ -141,6 +144,14 @@ class _Reader:
             said = [row[0] for row in self.database.execute("select distinct text from DIAGNOSTIC_EVENT")]
             self.notes += [f"Nsight Systems says: {text}" for text in said if text and _LOST.search(text)][:2]
 
+    def _first_moment(self) -> int:
+        """When the earliest event of the recording began, in nanoseconds of its own clock."""
+        firsts: list[int | None] = []
+        for table in (*_WORK, _CUPTI + "RUNTIME", "NVTX_EVENTS"):
+            if {"start", "end"} <= self._columns(table):
+                firsts += self.database.execute(f'select min(start) from "{table}" where "end" >= start').fetchone()
+        return min(first for first in firsts if first is not None)
+
     def _columns(self, table: str) -> set[str]:
         return {row[1] for row in self.database.execute(f'pragma table_info("{table}")')}
 
@@ -150,6 +161,7 @@ class _Reader:
         if not {"start", "end"} <= present:
             return
         wanted = ", ".join(f'"{c}"' if c in present else "null" for c in columns)
+        wanted = wanted.replace('"start", "end"', f'(start - {self.origin}) / 1e3, ("end" - {self.origin}) / 1e3', 1)
         chosen, given = ['"end" >= start'], list[int]()
         if source.process is not None and "globalPid" in present:
             chosen.append("globalPid = ?")
@@ -174,32 +186,35 @@ class _Reader:
         columns = ("start", "end", "streamId", "correlationId", "demangledName", "shortName", "gridX", "gridY", "gridZ")
         for start, end, stream, correlation, long, short, *grid in self._rows(_CUPTI + "KERNEL", source, *columns):
             dims = tuple(int(g) for g in grid if g is not None)
-            yield DeviceOp(self._text(long, short), start / 1e3, end / 1e3, stream or 0, "kernel", correlation, dims)
+            yield DeviceOp(self._text(long, short), start, end, stream or 0, "kernel", correlation, dims)
 
     def _copies(self, source: _Source) -> Iterator[DeviceOp]:
         columns = ("start", "end", "streamId", "correlationId", "copyKind", "bytes")
         for start, end, stream, correlation, kind, size in self._rows(_CUPTI + "MEMCPY", source, *columns):
             name = f"Memcpy {_COPIES.get(kind, '')}".strip()
-            yield DeviceOp(name, start / 1e3, end / 1e3, stream or 0, "memcpy", correlation, (), size or 0)
+            yield DeviceOp(name, start, end, stream or 0, "memcpy", correlation, (), size or 0)
 
     def _fills(self, source: _Source) -> Iterator[DeviceOp]:
         columns = ("start", "end", "streamId", "correlationId", "bytes")
         for start, end, stream, correlation, size in self._rows(_CUPTI + "MEMSET", source, *columns):
-            yield DeviceOp("Memset", start / 1e3, end / 1e3, stream or 0, "memset", correlation, (), size or 0)
+            yield DeviceOp("Memset", start, end, stream or 0, "memset", correlation, (), size or 0)
 
     def _graphs(self, source: _Source) -> Iterator[DeviceOp]:
         """Whole replays, where nsys ran with `--cuda-graph-trace=graph` (its default)."""
         columns = ("start", "end", "streamId", "correlationId", "graphId")
         for start, end, stream, correlation, graph in self._rows(_CUPTI + "GRAPH_TRACE", source, *columns):
-            yield DeviceOp(f"CUDA graph {graph}", start / 1e3, end / 1e3, stream or 0, "graph", correlation)
+            yield DeviceOp(f"CUDA graph {graph}", start, end, stream or 0, "graph", correlation)
 
     def _calls(self, source: _Source) -> Iterator[HostCall]:
         columns = ("start", "end", "globalTid", "nameId", "correlationId")
+        known: dict[Any, tuple[str, CallKind]] = {}
         for start, end, thread, name_id, correlation in self._rows(_CUPTI + "RUNTIME", source, *columns):
-            name = re.sub(r"(_ptsz|_ptds)?_v\d+$", "", self._text(name_id))  # nsys writes cudaLaunchKernel_v7000
-            kind = call_kind(name)
+            if name_id not in known:
+                name = re.sub(r"(_ptsz|_ptds)?_v\d+$", "", self._text(name_id))  # nsys writes cudaLaunchKernel_v7000
+                known[name_id] = name, call_kind(name)
+            name, kind = known[name_id]
             if kind is not CallKind.OTHER:
-                yield HostCall(name, start / 1e3, end / 1e3, thread or 0, kind, correlation)
+                yield HostCall(name, start, end, thread or 0, kind, correlation)
 
     def _ranges(self, source: _Source) -> Iterator[HostRange]:
         columns = ("start", "end", "globalTid", "text", "textId", "eventType")
@@ -212,9 +227,9 @@ class _Reader:
                 number = re.search(r"seq = (\d+)", name)
                 backward = "Backward" in operator["op"]
                 sequence = int(number[1]) if number else None
-                yield HostRange(operator["op"], start / 1e3, end / 1e3, thread or 0, RangeKind.OP, sequence, backward)
+                yield HostRange(operator["op"], start, end, thread or 0, RangeKind.OP, sequence, backward)
             else:
-                yield HostRange(name, start / 1e3, end / 1e3, thread or 0, range_kind(name))
+                yield HostRange(name, start, end, thread or 0, range_kind(name))
 
     def _card(self, source: _Source) -> str:
         """Name of the judged device: a process numbers devices in its own way, and a table maps them."""
@@ -228,7 +243,7 @@ class _Reader:
         return str(cards.get(device) or next(iter(cards.values()), ""))
 
 
-def _shift(events: Iterable[_T], by: float) -> tuple[_T, ...]:
-    """The events on a clock that starts at the first one, sorted."""
-    moved = (replace(e, start=e.start - by, end=e.end - by) for e in events)
-    return tuple(sorted(moved, key=lambda e: (e.start, -e.end)))
+def _sorted(events: list[_T]) -> tuple[_T, ...]:
+    """By start, outer ones first."""
+    events.sort(key=lambda e: (e.start, -e.end))
+    return tuple(events)

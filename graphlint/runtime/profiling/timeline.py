@@ -7,8 +7,10 @@ All times are microseconds on one clock shared by host and device.
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -155,6 +157,18 @@ def with_paths(ranges: Iterable[HostRange]) -> Iterator[HostRange]:
         stack.append((numbered, r.end))
         path = ".".join(name for name, _ in stack)
         yield replace(r, name=f"{MODULE_MARK}{path}|{numbered.rpartition('_')[0] or numbered}")
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Inside, no garbage is collected: a recording is millions of objects, none of them garbage."""
+    mine = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if mine:
+            gc.enable()
 
 
 def busiest(devices: dict[object, list[DeviceOp]]) -> tuple[list[DeviceOp], str]:
