@@ -57,6 +57,13 @@ class Ledger:
         )
         self.warn_once(GuardWarning(text), "thrashing")
 
+    def copies(self) -> None:
+        """The first results were kept, so that every result is a copy."""
+        self.note(
+            "CG411 kept-output: results are held when later calls come, so each is a copy from the start "
+            "(outputs='clone' or a ring says so beforehand)"
+        )
+
     def kept(self) -> None:
         """A result is held while the next call overwrites it."""
         text = (

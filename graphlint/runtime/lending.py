@@ -1,0 +1,168 @@
+"""Does the caller keep results? A replay overwrites the last one, so a result that outlives the next call must be a
+copy.
+
+`loss = step(x)` in a loop lets go of each result; `losses.append(step(x))` does not, and looks the same from inside one
+call. So the first calls of a graph hand out copies, and see which of them are still held two calls later: then results
+are copies from the start, and nothing was overwritten. Else the graph's own memory is handed out, and each replay looks
+first whether a result is held where none was before: by another name, by a view of it, or at another place of the
+program.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+
+LESSONS = 2  # calls that get copies
+PLACES = 4  # places learned before results are copies for good
+ENTRIES: set[CodeType] = set()  # the functions by which a guard is called
+
+
+def _unknown(address: int) -> int:
+    return 0
+
+
+storage_uses: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", _unknown)
+"""How many tensors and views share the memory of a storage, by the address of its C++ object."""
+
+
+def nobody(tensor: torch.Tensor) -> int:
+    """No holders in C++ beside those that count as names."""
+    return 0
+
+
+def _count_of_autograd() -> Callable[[torch.Tensor], int]:
+    """What counts the holders of a tensor in C++ (autograd, which saved it), where they do not count as names."""
+    saved, weight = torch.zeros(1), torch.zeros(1, requires_grad=True)
+    before = sys.getrefcount(saved)
+    with torch.enable_grad():
+        product = saved * weight
+    seen = sys.getrefcount(saved) > before
+    del product
+    return nobody if seen else getattr(torch.Tensor, "_use_count", nobody)
+
+
+autograd_uses = _count_of_autograd()
+
+
+class Holders(NamedTuple):
+    """What holds a result: Python names, tensors and views of its memory; both as the fast path counts them."""
+
+    names: int
+    views: int
+    hot: int = 0
+
+
+class Loan:
+    """Copies of results that were handed out once, with what held each before the caller did."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            self._tensors = [tensor.detach().clone() for tensor in tensors]
+        self._storages = [tensor.untyped_storage() for tensor in self._tensors]
+        self._before = [self._count(i) for i in range(len(self._tensors))]
+
+    @property
+    def copies(self) -> list[torch.Tensor]:
+        """The copies, in the order of the results."""
+        return list(self._tensors)
+
+    def _count(self, i: int) -> int:
+        tensor, storage = self._tensors[i], self._storages[i]
+        return sys.getrefcount(tensor) + autograd_uses(tensor) + storage_uses(storage._cdata)
+
+    @property
+    def holders(self) -> int:
+        """The largest number of names and views that hold one of the tensors now."""
+        return max((self._count(i) - before for i, before in enumerate(self._before)), default=0)
+
+
+@dataclass
+class Lending:
+    """What a graph has learned of its caller.
+
+    Attributes:
+        fresh: the outputs that lie in the graph's own memory (and not in an argument or in state).
+        lessons: calls that still get copies.
+        allowed: how many holders a result may have when the next call comes: 0, or 1 at the known places.
+        places: where a result was held when the next call came, and was let go: bytecode offset -> code.
+        taught: how often lessons were given.
+        base: holders of each output that are the graph's own, filled when the fast path is made for the first time.
+        pinned: a view holds the graph's memory, so that only another graph can give it back its own.
+    """
+
+    fresh: list[int]
+    lessons: int = LESSONS
+    allowed: int = 0
+    places: dict[int, CodeType] = field(default_factory=dict)
+    taught: int = 1
+    base: dict[int, Holders] = field(default_factory=dict)
+    pinned: bool = False
+    _loans: list[Loan] = field(default_factory=list)
+
+    @property
+    def learning(self) -> bool:
+        """Whether results are still copies, or the last of those copies was not judged yet."""
+        return self.lessons > 0 or bool(self._loans)
+
+    def lend(self, outputs: Sequence[Any]) -> list[Any]:
+        """Copies of the fresh outputs, the other ones as they are."""
+        loan = Loan([outputs[i] for i in self.fresh])
+        self._loans.append(loan)
+        self.lessons -= 1
+        lent = list(outputs)
+        for i, copy in zip(self.fresh, loan.copies, strict=True):
+            lent[i] = copy
+        return lent
+
+    def kept(self) -> bool:
+        """Called when the next call comes: whether the caller keeps results. After the last lesson the rest is
+        learned.
+        """
+        if not self._loans:
+            return False
+        now = self._loans[-1].holders
+        if now > 1 or any(loan.holders > 0 for loan in self._loans[:-1]):
+            self._loans.clear()
+            return True
+        if now == 1:
+            self.allowed = 1
+            frame = caller()
+            self.places[frame.f_lasti] = frame.f_code
+        if self.lessons <= 0:
+            self._loans.clear()
+        return False
+
+    def again(self) -> bool:
+        """Lessons once more, since results are held where none were before; False when that happens too often."""
+        self.taught += 1
+        self.lessons = LESSONS
+        self.base.clear()
+        return self.taught <= PLACES
+
+
+def fresh_outputs(outputs: Sequence[Any], outside: Sequence[torch.Tensor]) -> list[int]:
+    """Which outputs lie in memory that only the graph has: not in an argument, a parameter or a buffer."""
+    theirs = {tensor.untyped_storage().data_ptr() for tensor in outside if tensor.layout is torch.strided}
+    return [
+        i for i, out in enumerate(outputs)
+        if isinstance(out, torch.Tensor) and out.numel() and out.untyped_storage().data_ptr() not in theirs
+    ]  # fmt: skip
+
+
+def shares(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors lie in one storage."""
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def caller() -> Any:
+    """The frame that called the guard."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code not in ENTRIES:
+        frame = frame.f_back
+    return frame.f_back or frame
