@@ -81,6 +81,7 @@ class Admission:
         elif self.options.mode != "step":
             self.state.copied = frozenset(self.watched.writes)
         self._check_writes()
+        self._check_schedulers()
         if self.options.tensor_lr and self.options.mode == "step":
             for label in tensor_lr(self.state, self.watched):
                 self.notes.append(f"`{label}` is a device tensor now, so that schedulers reach the graph")
@@ -104,6 +105,16 @@ class Admission:
                 rule="overlapping-input",
                 stage="warmup",
                 where=self.where,
+            )
+
+    def _check_schedulers(self) -> None:
+        for label, where in self.watched.scheduled.items():
+            raise error_of("scheduler-in-region")(
+                f"`{label}.step()` counts on the host: every replay would set the rate of the capture",
+                rule="scheduler-in-region",
+                stage="warmup",
+                where=where or self.where,
+                cure="Step it after the call, outside of the guarded function.",
             )
 
     def _check_outputs(self) -> None:

@@ -176,7 +176,7 @@ class _Node(torch.autograd.Function):
     def forward(
         ctx: Any, captured: AutogradCaptured, leaves: list[Any], anchor: torch.Tensor, *wanted: torch.Tensor
     ) -> Any:
-        with captured.shared.lock:
+        with captured.shared.turn:
             captured.launch(leaves)
             ctx.captured, ctx.turn = captured, captured.turn
             ctx.set_materialize_grads(False)
@@ -187,7 +187,7 @@ class _Node(torch.autograd.Function):
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Any) -> Any:
         captured: AutogradCaptured = ctx.captured
-        with captured.shared.lock, torch.no_grad():
+        with captured.shared.turn, torch.no_grad():
             captured.pull(ctx.turn, grads)
             if torch._C._will_engine_execute_node(ctx.next_functions[0][0]):
                 captured.accumulate()  # not under torch.autograd.grad(loss, inputs), which must leave p.grad alone

@@ -1,4 +1,4 @@
-"""Finds what a function can reach before it runs: modules, optimizers, scalers, generators, tensors and plain numbers.
+"""Finds what a function can reach before it runs: modules, optimizers, schedulers, generators, tensors, plain numbers.
 
 A step is seldom given its state as arguments: it closes over a model and an optimizer, or reads them from `self` or
 from its module. This walks closures, the globals that the code names, defaults, `self` and the functions it calls in
@@ -21,6 +21,7 @@ from graphlint.runtime.observe import is_library
 _DEPTH = 4
 _WIDTH = 256  # longer containers are data, not state
 PLAIN = (bool, int, float, str, type(None))
+SCHEDULERS = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) | {"forward"}
 
 
@@ -53,6 +54,7 @@ class Found:
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
     scalers: dict[str, Any] = field(default_factory=dict)
+    schedulers: dict[str, Any] = field(default_factory=dict)
     generators: list[torch.Generator] = field(default_factory=list)
     loose: list[Slot] = field(default_factory=list)
     plain: list[Plain] = field(default_factory=list)
@@ -89,6 +91,7 @@ class Found:
         yield from self.submodules()
         yield from self.optimizers.items()
         yield from self.scalers.items()
+        yield from self.schedulers.items()
         yield from self.objects.items()
 
 
@@ -102,9 +105,10 @@ def discover(fn: Any, extra: dict[str, Any]) -> Found:
 
 
 def add_arguments(found: Found, leaves: list[Any], names: tuple[str, ...]) -> None:
-    """Modules, optimizers and generators that are handed in as arguments."""
+    """Modules, optimizers, schedulers and generators that are handed in as arguments."""
     for leaf, name in zip(leaves, names, strict=True):
-        if isinstance(leaf, (torch.nn.Module, torch.optim.Optimizer, torch.Generator)) or is_scaler(leaf):
+        kinds = (torch.nn.Module, torch.optim.Optimizer, torch.Generator, *SCHEDULERS)
+        if isinstance(leaf, kinds) or is_scaler(leaf):
             _visit(found, leaf, name, None, 0)
 
 
@@ -201,12 +205,23 @@ def _visit(found: Found, value: Any, label: str, slot: Slot | None, depth: int, 
     elif isinstance(value, torch.Generator):
         found._seen.add(id(value))
         found.generators.append(value)
+    elif isinstance(value, SCHEDULERS):
+        _scheduler(found, value, label, depth)
     elif isinstance(value, (list, tuple, dict)):
         _container(found, value, label, depth)
     elif isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
         _callable(found, value, depth + 1)
     elif not isinstance(value, (type, types.ModuleType)) and _is_users(type(value)):
         _object(found, value, label, depth)
+
+
+def _scheduler(found: Found, value: Any, label: str, depth: int) -> None:
+    """A learning rate scheduler, those that it chains, and the optimizer that they write to."""
+    found._seen.add(id(value))
+    found.schedulers[_free(found.schedulers, label)] = value
+    for i, inner in enumerate(getattr(value, "_schedulers", ())):
+        _visit(found, inner, f"{label}._schedulers[{i}]", None, depth + 1)
+    _visit(found, getattr(value, "optimizer", None), f"{label}.optimizer", None, depth + 1)
 
 
 def _container(found: Found, value: Any, label: str, depth: int) -> None:

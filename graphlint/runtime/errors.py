@@ -306,6 +306,7 @@ ERROR_OF_RULE: dict[str, type[CaptureError]] = {
     "frozen-flag": StaleScalarError,
     "frozen-mode": StaleScalarError,
     "frozen-lr": StaleScalarError,
+    "scheduler-in-region": StaleScalarError,
     "replaced-parameter": AddressChangedError,
     "replaced-buffer": AddressChangedError,
     "replaced-gradient": AddressChangedError,

@@ -233,4 +233,4 @@ def _is_mask(leaf: object) -> bool:
 def _copy_into(recorded: Any, result: Any) -> None:
     for old, new in zip(tree_iter(recorded), tree_iter(result), strict=True):
         if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
-            old.copy_(new)
+            old.data.copy_(new)  # a replay is no operation that autograd could count

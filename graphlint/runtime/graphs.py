@@ -34,7 +34,7 @@ class Graphs(OrderedDict[Any, Held]):
     Args:
         options, backend: those of the guard.
         line_up: told the fast paths that a call should try, the likeliest first, whenever they change.
-        kept: called by a fast path whose earlier result the caller still holds.
+        kept: called by a fast path whose last result is held where none was before.
 
     Attributes:
         shared: what the fast paths share; set before the first graph is armed.
@@ -68,7 +68,7 @@ class Graphs(OrderedDict[Any, Held]):
         while len(self) > self.options.max_graphs:
             self.drop(next(iter(self)))
             self.evicted += 1
-        if not captured.shadows:
+        if not captured.shadows and (isinstance(captured, AutogradCaptured) or captured.lending is None):
             self.arm(captured, leaves)
 
     def drop(self, key: Any) -> None:
@@ -130,6 +130,7 @@ class Graphs(OrderedDict[Any, Held]):
     def arm(self, captured: Held, leaves: list[Any]) -> None:
         """Makes the fast path of a graph and puts it in front."""
         assert self.shared is not None
+        self.disarm(captured)  # its old fast path must not count as a holder of results
         for other in self.values():  # they differ in a flag that the fast path looks at only in turn
             if other is not captured and other.hot is not None and _alike(other, captured):
                 self.disarm(other)

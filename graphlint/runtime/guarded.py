@@ -30,11 +30,13 @@ from graphlint.runtime.errors import (
 from graphlint.runtime.graphs import FastPath, Graphs, Held, miss
 from graphlint.runtime.hotpath import MISS
 from graphlint.runtime.ledger import Ledger
+from graphlint.runtime.lending import ENTRIES, Lending, fresh_outputs, shares
 from graphlint.runtime.options import Options
 from graphlint.runtime.replay import Captured, Shared
 from graphlint.runtime.report import CaptureReport, Proof
 from graphlint.runtime.shadow import SHADOW_CALLS, shadow
 from graphlint.runtime.state import State
+from graphlint.runtime.turn import Turn
 from graphlint.runtime.watch import Watch, hook_loads, watch_of
 
 _CAPTURES = threading.RLock()  # one guard of the process warms, captures or verifies at a time
@@ -96,7 +98,7 @@ class CaptureSafe:
         self._stream: Any = self._options.stream
         self._lent: Any = None  # gives the stream back when the guard is reset or gone
         self._handles: list[Any] = []
-        self._lock = threading.RLock()
+        self._turn = Turn()
 
     # ---- calling ----
 
@@ -143,7 +145,7 @@ class CaptureSafe:
             return self._give_up("no-device", NoDeviceError(reason, stage="preflight"), args, kwargs)
         if (_BUSY[0] and _is_part_of_it()) or self._backend.capturing():
             return self._inline(args, kwargs)
-        with _CAPTURES, self._lock:
+        with _CAPTURES, self._turn:
             return self._serve(args, kwargs)
 
     def _serve(self, args: Any, kwargs: Any) -> Any:
@@ -192,7 +194,7 @@ class CaptureSafe:
         if self._graphs.shared is None:
             stream_id = self._backend.stream_id(state.device)
             after = functools.partial(self._backend.after_stream, state.device)
-            self._graphs.shared = Shared(self._lock, _BUSY, [stream_id()], stream_id, after)
+            self._graphs.shared = Shared(self._turn, _BUSY, [stream_id()], stream_id, after)
         admission = Admission(
             self._fn, call, self._options, state, self._backend, self._stream, self._reader.where, self._ledger.notes
         )
@@ -269,8 +271,21 @@ class CaptureSafe:
                 raise
         if steps != "off":
             captured.shadows = SHADOW_CALLS
+        self._begin_lending(captured, admission)
         self._ledger.counts["captures"] += 1
         return captured
+
+    def _begin_lending(self, captured: Captured, admission: Admission) -> None:
+        """The first results are copies, until it is known whether the caller keeps them."""
+        if captured.outputs_mode != "alias":
+            return
+        state = [tensor for _, tensor in admission.after.bindings if isinstance(tensor, torch.Tensor)]
+        fresh = fresh_outputs(captured.outputs, [*captured.keep, *state])
+        buffers = [captured.static.leaves[i] for i in captured.static.unique]
+        if any(shares(captured.outputs[i], buffer) for i in captured.made for buffer in buffers):
+            captured.outputs_mode = "clone"  # a view of an argument: the next call's copy comes before any look
+            return
+        captured.lending = Lending([i for i in fresh if i in captured.made])
 
     # ---- replaying off the fast path ----
 
@@ -288,6 +303,12 @@ class CaptureSafe:
         if isinstance(captured, AutogradCaptured):
             self._graphs.arm(captured, call.leaves)
             return captured.call(call.leaves)
+        if captured.lending is not None:
+            if captured.lending.pinned:
+                return self._capture_anew(key, captured, call)
+            if captured.lending.kept():
+                captured.copy_outputs()
+                self._ledger.copies()
         if captured.shadows:
             try:
                 return self._shadow(captured, call)
@@ -297,9 +318,28 @@ class CaptureSafe:
                 return self._give_up(key, error, call.args, call.kwargs)
         if self._options.inputs == "alias":
             self._check_own(captured, call)
-        self._graphs.arm(captured, call.leaves)
         self._order()
+        return self._answer(captured, call)
+
+    def _answer(self, captured: Captured, call: Call) -> Any:
+        """Replays; from now on the fast path does, unless results are still lent as copies."""
+        if captured.lending is None or not captured.lending.learning:
+            self._graphs.arm(captured, call.leaves)
         return captured.hand_out(captured.run(call.leaves))
+
+    def _capture_anew(self, key: Any, captured: Captured, call: Call) -> Any:
+        """A view of a result holds the graph's output memory: that graph goes, another one is made for this call."""
+        mode, taught = captured.outputs_mode, captured.lending.taught if captured.lending else 1
+        known = {id(other) for other in self._graphs.values() if other is not captured}
+        self._graphs.drop(key)
+        self._ledger.note("captured again: a view of a result was held when the next call came")
+        result = self._admit_again(call)
+        for other in self._graphs.values():
+            if id(other) not in known and isinstance(other, Captured) and other.lending is not None:
+                other.lending.taught = taught
+                if mode == "clone":
+                    other.copy_outputs()
+        return result
 
     def _order(self) -> None:
         """The current stream waits for the last replay's."""
@@ -317,7 +357,7 @@ class CaptureSafe:
         self._order()
         with _busy():
             results = shadow(self._fn, captured, call, self._state, self._backend, self._stream, self._reader.where)
-        if not captured.shadows:
+        if not captured.shadows and captured.lending is None:
             self._graphs.arm(captured, call.leaves)
         return captured.hand_out(results)
 
@@ -339,9 +379,19 @@ class CaptureSafe:
                 )
 
     def _kept(self, captured: Captured, args: Any, kwargs: Any) -> Any:
-        """The caller holds an earlier result in two places: it gets memory of its own, later results are copies."""
-        captured.part_with_outputs()
-        self._ledger.kept()
+        """A result is held where none was before. It gets memory of its own, and the next ones are copies: for good,
+        or until it is clear that the caller lets go of them here too.
+        """
+        assert captured.lending is not None
+        names, views = captured.holders()
+        known = captured.lending.again()
+        captured.lending.pinned = views > 0
+        if not views:
+            captured.part_with_outputs()
+        if names + views > 1 or not known:
+            captured.outputs_mode = "clone"
+            captured.lending = captured.lending if views else None
+            self._ledger.kept()
         self._graphs.disarm(captured)
         return MISS  # the slow path goes on, outside the lock of the fast one
 
@@ -349,7 +399,7 @@ class CaptureSafe:
 
     def _failed(self, key: Any, admission: Admission, error: CaptureError) -> Any:
         """A graph could not be made: S0 and the error, or S1 and the result of the real call."""
-        if self._options.on_violation == "raise":
+        if self._options.on_violation != "eager":
             if admission.ran:
                 admission.undo()
             raise error
@@ -373,8 +423,7 @@ class CaptureSafe:
             if isinstance(captured, AutogradCaptured):
                 self._graphs.arm(captured, call.leaves)
                 return captured.call(call.leaves)
-            self._graphs.arm(captured, call.leaves)
-            return captured.hand_out(captured.run(call.leaves))
+            return self._answer(captured, call)
         return self._give_up(key, error, call.args, call.kwargs)
 
     def _watch_now(self, captured: Held) -> Watch:
@@ -390,7 +439,7 @@ class CaptureSafe:
 
     def _give_up(self, key: Any, error: CaptureError, args: Any, kwargs: Any) -> Any:
         """Raises, or runs eagerly when that was asked for."""
-        if self._options.on_violation == "raise" or (self._options.on_violation == "warn" and error.stage != "replay"):
+        if self._options.on_violation != "eager":
             raise error
         self._ledger.eager(error)
         return self._fn(*args, **kwargs)
@@ -458,7 +507,7 @@ class CaptureSafe:
 
     def invalidate(self, reason: str = "asked for") -> None:
         """Drops every graph; the next call captures again. Gradients and state stay as they are."""
-        with _CAPTURES, self._lock:
+        with _CAPTURES, self._turn:
             for key in list(self._graphs):
                 self._graphs.drop(key)
             self._refused.clear()
@@ -468,7 +517,7 @@ class CaptureSafe:
 
     def reset(self) -> None:
         """Drops graphs, buffers, pool, counts and notes: the guard is as new."""
-        with _CAPTURES, self._lock:
+        with _CAPTURES, self._turn:
             self.invalidate()
             if self._lent is not None:
                 self._lent()
@@ -508,6 +557,9 @@ class CaptureSafe:
 
     def __repr__(self) -> str:
         return f"<capture_safe {self.__name__}, mode {self._options.mode}, {len(self._graphs)} graph(s)>"
+
+
+ENTRIES.add(CaptureSafe.__call__.__code__)
 
 
 def _nothing() -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from graphlint.runtime.spec import PlainSpec, Spec, TensorSpec, Tree, take_apart
-from graphlint.runtime.watch import Watch
+from graphlint.runtime.turn import FAST_PATH
+from graphlint.runtime.watch import EVERY, Watch
 
 MISS: Any = type("Miss", (), {"__repr__": lambda self: "MISS"})()
 
@@ -41,11 +42,12 @@ class Source:
         self.constants[key] = value
         return key
 
-    def build(self, name: str = "call") -> Callable[[Any, Any], Any]:
-        """The function `name(args, kwargs)`."""
-        text = f"def {name}(args, kwargs):\n" + "\n".join(self.lines) + "\n"
-        exec(compile(text, f"<graphlint {name}>", "exec"), self.constants)
-        function: Callable[[Any, Any], Any] = self.constants[name]
+    def build(self) -> Callable[[Any, Any], Any]:
+        """The function `call(args, kwargs)`."""
+        text = "def call(args, kwargs):\n" + "\n".join(self.lines) + "\n"
+        space, self.constants = self.constants, {}
+        exec(compile(text, FAST_PATH, "exec"), space)
+        function: Callable[[Any, Any], Any] = space.pop("call")  # in no cycle: it goes, with all it holds, when dropped
         function.__doc__ = text  # `print(guard.report().source)` shows what a replay does
         return function
 
@@ -54,8 +56,11 @@ def write_structure(out: Source, spec: Spec) -> list[str]:
     """Unpacks the call into one variable per leaf; gives their names. A call nested otherwise is a MISS."""
     args, kwargs = spec.tree.children
     leaves: list[str] = []
+    out.add(f"if len(args) != {len(args.children)}: return MISS")
+    if not kwargs.keys and all(child.kind == "leaf" for child in args.children):
+        out.add("if kwargs: return MISS")
+        return [f"args[{i}]" for i in range(len(args.children))]  # the tuple can then be passed on whole
     names = [f"a{i}" for i in range(len(args.children))]
-    out.add(f"if len(args) != {len(names)}: return MISS")
     if names:
         out.add(f"({', '.join(names)},) = args")
     if kwargs.keys:
@@ -233,9 +238,12 @@ def write_watch(out: Source, watch: Watch, broken: Callable[[Any, Any, Any], Any
             address = out.constant(fact.address, "address")
             out.add(f"if {look}({key}) is not {held} or {address}() != {fact.at}: return broken({f}, args, kwargs)")
     if watch.mode == "sampled" and watch.facts:
-        out.constants["next_fact"] = itertools.cycle([tuple(fact[:5]) for fact in watch.facts]).__next__
-        out.add("look, key, held, address, at = next_fact()")
-        out.add("if look(key) is not held or address() != at: return broken(None, args, kwargs)")
+        turns = [turn for fact in watch.facts for turn in (tuple(fact[:5]), *[None] * (EVERY - 1))]
+        out.constants["next_fact"] = itertools.cycle(turns).__next__
+        out.add("fact = next_fact()")
+        out.add("if fact:")
+        out.add("    look, key, held, address, at = fact")
+        out.add("    if look(key) is not held or address() != at: return broken(None, args, kwargs)")
 
 
 def write_outputs(out: Source, tree: Tree, names: list[str], build: Callable[[list[Any]], Any]) -> str:

@@ -157,7 +157,7 @@ def fresh_outputs(outputs: Sequence[Any], outside: Sequence[torch.Tensor]) -> li
 
 def shares(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors lie in one storage."""
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    return bool(a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr())
 
 
 def caller() -> Any:

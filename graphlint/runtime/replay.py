@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,20 +25,24 @@ from graphlint.runtime.hotpath import (
     write_watch,
 )
 from graphlint.runtime.inputs import StaticInputs, collapsed
+from graphlint.runtime.lending import Holders, Lending, autograd_uses, caller, nobody, storage_uses
 from graphlint.runtime.report import GraphReport
 from graphlint.runtime.spec import Spec, TensorSpec, Tree, unflatten
+from graphlint.runtime.turn import Turn
 from graphlint.runtime.watch import Watch
 
 _CACHED_LENGTHS = 4096
+MANY_COPIES = 4  # from so many on, passing autograd by saves more than entering the guard costs (measured)
+WATCHED_OUTPUTS = 4  # results whose holders are counted on each replay
 
 
 @dataclass
 class Shared:
-    """What all graphs of one guard share: the lock, the last stream, and the switch that sends calls to the slow
+    """What all graphs of one guard share: the turn, the last stream, and the switch that sends calls to the slow
     path.
     """
 
-    lock: Any
+    turn: Turn
     busy: list[int]
     last_stream: list[int]
     stream_id: Callable[[], int]
@@ -66,6 +71,7 @@ class Captured:
     outputs_mode: str | int = "alias"
     unpad: Unpad = field(default_factory=Unpad)
     keep: list[Any] = field(default_factory=list)
+    lending: Lending | None = None
     shadows: int = 0
     user_key: Any = None
     pool: Any = None
@@ -74,14 +80,16 @@ class Captured:
     source: str = ""
     replays: list[int] = field(default_factory=lambda: [0])
     ring: list[list[Any]] = field(default_factory=list)
-    _cut: dict[int, list[Any]] = field(default_factory=dict)
+    _last: list[Any] = field(default_factory=list)  # the views that were handed out last
 
     def __post_init__(self) -> None:
         self.tensors = [i for i, out in enumerate(self.outputs) if isinstance(out, torch.Tensor)]
+        buffers = {id(self.static.leaves[i]) for i in self.static.unique}
+        self.made = [i for i in self.tensors if id(self.outputs[i]) not in buffers]  # not an argument handed back
         if isinstance(self.outputs_mode, int):
             with torch.inference_mode(False), torch.no_grad():
                 self.ring = [
-                    [torch.empty_like(self.outputs[i].detach()) for i in self.tensors] for _ in range(self.outputs_mode)
+                    [torch.empty_like(self.outputs[i].detach()) for i in self.made] for _ in range(self.outputs_mode)
                 ]
 
     def run(self, leaves: list[Any]) -> list[Any]:
@@ -128,12 +136,9 @@ class Captured:
         return [self._own(out, leaves) for out in outputs]
 
     def cut(self, length: int) -> list[Any]:
-        """Outputs without padding, kept by length."""
-        if length not in self._cut:
-            if len(self._cut) >= _CACHED_LENGTHS:
-                self._cut.clear()
-            self._cut[length] = self.unpad.cut(self.outputs, length)
-        return self._cut[length]
+        """Outputs without padding: views that nobody else has, so that those which are kept can be counted."""
+        self._last = self.unpad.cut(self.outputs, length)
+        return self._last
 
     def _own(self, out: Any, leaves: list[Any]) -> Any:
         for i in self.static.unique:
@@ -144,13 +149,14 @@ class Captured:
     def hand_out(self, outputs: list[Any]) -> Any:
         """The result as the user gets it: the static memory itself, a copy, or a turn of the ring."""
         if self.outputs_mode == "alias":
-            return unflatten(self.tree, outputs)
+            lend = self.lending is not None and self.lending.lessons > 0
+            return unflatten(self.tree, self.lending.lend(outputs) if self.lending and lend else outputs)
         with torch.no_grad():
             if self.outputs_mode == "clone":
-                return unflatten(self.tree, [o.clone() if isinstance(o, torch.Tensor) else o for o in outputs])
+                return unflatten(self.tree, [o.clone() if i in self.made else o for i, o in enumerate(outputs)])
             turn = self.ring[self.replays[0] % len(self.ring)]
             cut = list(outputs)
-            for target, i in zip(turn, self.tensors, strict=True):
+            for target, i in zip(turn, self.made, strict=True):
                 target.copy_(self.outputs[i])
                 cut[i] = target
             if self.static.plan is not None and self.unpad.dims:
@@ -161,17 +167,35 @@ class Captured:
             return unflatten(self.tree, cut)
 
     def part_with_outputs(self) -> None:
-        """Gives tensors that the caller kept memory of their own, and goes on with copies: a replay would overwrite
-        them.
-        """
+        """Gives tensors that the caller kept memory of their own: a replay would overwrite them."""
+        assert self.lending is not None
         with torch.inference_mode(False), torch.no_grad():
-            for i in self.tensors:
-                theirs = self.outputs[i]
-                ours = theirs.detach()
+            for i in self.lending.fresh:
+                theirs = self._last[i] if self._last else self.outputs[i]
+                if theirs is self.outputs[i]:
+                    self.outputs[i] = theirs.data  # a version of its own, for autograd may have saved theirs
                 theirs.data = theirs.detach().clone()
-                self.outputs[i] = ours
-        self._cut.clear()
+        self._last = []
+        self.lending.base.clear()
+
+    def copy_outputs(self) -> None:
+        """From now on results are copies."""
         self.outputs_mode = "clone"
+        self.lending = None
+
+    def holders(self) -> tuple[int, int]:
+        """How many names, beside the graph's own, hold the last result, and how many views; the largest of each."""
+        names = views = 0
+        for i, base in self.lending.base.items() if self.lending else ():
+            now = self.count(i)
+            names, views = max(names, now.names - base.names), max(views, now.views - base.views)
+        return names, views
+
+    def count(self, i: int) -> Holders:
+        """What holds output `i` now, the graph's own names and views included."""
+        lent = self._last if self._last else self.outputs
+        names = sys.getrefcount(lent[i]) + autograd_uses(lent[i])
+        return Holders(names, storage_uses(self.outputs[i].untyped_storage()._cdata))
 
     def release(self) -> None:
         """Destroys the graph and drops its memory."""
@@ -179,7 +203,7 @@ class Captured:
         self.graph.reset()
         self.outputs.clear()
         self.ring.clear()
-        self._cut.clear()
+        self._last = []
         self.keep.clear()
         self.grads.clear()
 
@@ -208,14 +232,16 @@ def build_hot(
     out.constants.update(
         MISS=_miss(),
         busy=shared.busy,
-        lock=shared.lock,
+        take=shared.turn.take,
+        give=shared.turn.give,
+        wait=shared.turn.wait,
         copy=torch._foreach_copy_,
         replay=captured.graph.replay,
         count=captured.replays,
         last=shared.last_stream,
-        stream_id=shared.stream_id,
         after_stream=shared.after_stream,
     )
+    stream_id = _spelled(out, shared.stream_id, "stream_id")
     out.add("if busy[0]: return MISS")
     names = write_structure(out, spec)
     write_plain(out, spec, names, static.leaves)
@@ -227,26 +253,38 @@ def build_hot(
         out.add(f"if user_key(*args, **kwargs) != {out.constant(key[1])}: return MISS")
     if static.plan is not None:
         _write_route(out, captured, names, route)
-    out.add("with lock:")
+    out.add("try: token = take()")
+    out.add("except IndexError:")
+    out.add("    token = wait()")
+    out.add("    if not token: return MISS")
+    out.add("try:")
     out.depth += 1
     _write_entry(out, captured)
     write_watch(out, captured.watch, broken)
     _write_copy(out, captured, names, check, own_only, other)
-    out.add("if stream_id() != last[0]:")
+    out.add(f"if {stream_id} != last[0]:")
     out.add("    after_stream(last[0])")
-    out.add("    last[0] = stream_id()")
+    out.add(f"    last[0] = {stream_id}")
     result = _write_kept(out, captured, kept)
     out.add("replay()")
     out.add("count[0] += 1")
     _write_after(out, captured, names)
     out.add(f"return {result(names)}")
+    out.depth -= 1
+    out.add("finally: give(token)")
     function = out.build()
-    if captured.outputs_mode == "alias":
-        for i in captured.tensors:
-            if f"held_o{i}" in out.constants:
-                function.__globals__[f"held_o{i}"] = holders(function, f"o{i}") + 1
+    _count_holders(captured, function)
     captured.source = function.__doc__ or ""
     return function
+
+
+def _spelled(out: Source, call: Callable[[], Any], name: str) -> str:
+    """The expression of a call without arguments; a partial is taken apart, which saves a call."""
+    if isinstance(call, functools.partial) and len(call.args) == 1 and not call.keywords:
+        out.constants[name] = call.func
+        return f"{name}({out.constant(call.args[0])})"
+    out.constants[name] = call
+    return f"{name}()"
 
 
 def _miss() -> Any:
@@ -309,9 +347,11 @@ def _write_copy(
     if check is None:
         return
     unique = [names[i] for i in static.unique]
+    whole = names == [f"args[{i}]" for i in range(len(names))]
+    given = "*args" if whole and unique == names else ", ".join(unique)
     out.constants["check"] = check
     if static.plan is not None:
-        out.add(f"if not check({', '.join(unique)}): return MISS")
+        out.add(f"if not check({given}): return MISS")
         _write_padded(out, captured, names)
         return
     buffers = [out.constant(static.leaves[i], "s") for i in static.unique]
@@ -321,10 +361,19 @@ def _write_copy(
     if own_only:
         out.add("else: return MISS")
         return
-    out.add(f"elif not check({', '.join(unique)}): return MISS")
+    out.add(f"elif not check({given}): return MISS")
     if static.copied:
+        sources = [_source(out, spec, names, i) for i in static.copied]
         targets = out.constant(tuple(static.targets), "targets")
-        out.add(f"else: copy({targets}, ({', '.join(_source(out, spec, names, i) for i in static.copied)},))")
+        call = f"copy({targets}, {'args' if whole and sources == names else '(' + ', '.join(sources) + ',)'})"
+        below = torch._C._AutoDispatchBelowAutograd if len(sources) >= MANY_COPIES else None
+        if below is not None and all(target.is_cuda for target in static.targets):
+            out.constants["below_autograd"] = below()
+            out.add("else:")
+            out.add("    with below_autograd:")
+            out.add(f"        {call}")
+        else:
+            out.add(f"else: {call}")
 
 
 def _source(out: Source, spec: Spec, names: list[str], i: int) -> str:
@@ -375,21 +424,30 @@ def _padded_plan(captured: Captured) -> Callable[[dict[int, Any], int], Any]:
 def _write_kept(
     out: Source, captured: Captured, kept: Callable[[Captured, Any, Any], Any]
 ) -> Callable[[list[str]], str]:
-    """Names the outputs, and notices before the launch when the caller still holds an earlier one twice."""
+    """Names the outputs, and notices before the launch that the caller still holds the last result where it did not
+    let go of one before.
+    """
     own = {id(captured.static.leaves[i]): i for i in captured.static.unique}
     labels = [f"o{i}" for i in range(len(captured.outputs))]
     for label, value in zip(labels, captured.outputs, strict=True):
         out.constants[label] = value
     cut = captured.static.plan is not None and bool(captured.unpad.dims)
-    if captured.outputs_mode == "alias" and captured.watch.mode != "off" and not cut:
-        watched = [i for i in captured.tensors if id(captured.outputs[i]) not in own][:4]
-        if watched:
-            out.constants.update(refs=sys.getrefcount, kept=kept, mine=captured)
+    lending = captured.lending
+    if lending is not None and lending.fresh and captured.watch.mode != "off":
+        out.constants.update(refs=sys.getrefcount, uses=storage_uses, kept=kept, mine=captured)
+        if cut:
+            out.constants.update(holders=captured.holders)
+            out.add("held = sum(holders())")
+            _write_lent(out, lending, ["held"], ["0"], routed=True)
+        else:
+            watched = lending.fresh[:WATCHED_OUTPUTS]
             for i in watched:
-                out.constants[f"held_o{i}"] = sys.maxsize
-            out.add(
-                "if " + " or ".join(f"refs(o{i}) > held_o{i}" for i in watched) + ": return kept(mine, args, kwargs)"
-            )
+                out.constants[f"s{i}"] = captured.outputs[i].untyped_storage()  # keeps the address valid
+                out.constants[f"c{i}"] = out.constants[f"s{i}"]._cdata
+                out.constants[f"saved{i}"] = functools.partial(autograd_uses, captured.outputs[i])
+            also = "" if autograd_uses is nobody else " + saved{i}()"
+            counts = [f"refs(o{i}) + uses(c{i}){also.format(i=i)}" for i in watched]
+            _write_lent(out, lending, counts, [f"b{i}" for i in watched], captured.static.plan is not None)
 
     def result(names: list[str]) -> str:
         parts = [
@@ -407,6 +465,35 @@ def _write_kept(
         return write_outputs(out, captured.tree, parts, lambda leaves: unflatten(captured.tree, leaves))
 
     return result
+
+
+def _write_lent(out: Source, lending: Lending, counts: list[str], bases: list[str], routed: bool) -> None:
+    """Compares the holders of each result with those of the graph itself; one more is allowed at the known places."""
+    pairs = list(zip(counts, bases, strict=True))
+    held = " or ".join(f"{count} > {base}" for count, base in pairs)
+    if not lending.allowed:
+        out.add(f"if {held}: return kept(mine, args, kwargs)")
+        return
+    out.constants.update(frame_at=sys._getframe, caller=caller, places=lending.places)
+    many = " or ".join(f"{count} > {base} + 1" for count, base in pairs)
+    out.add(f"if {held}:")
+    out.add(f"    frame = {'caller()' if routed else 'frame_at(2)'}")
+    out.add(f"    if places.get(frame.f_lasti) is not frame.f_code or {many}: return kept(mine, args, kwargs)")
+
+
+def _count_holders(captured: Captured, function: Callable[..., Any]) -> None:
+    """Tells a new fast path how many names and views of each output are the graph's own: counted for the first one,
+    when the caller has copies only.
+    """
+    lending = captured.lending
+    if lending is None or "mine" not in function.__globals__:
+        return
+    for i in lending.fresh[:WATCHED_OUTPUTS]:
+        if f"s{i}" in function.__globals__ or "holders" in function.__globals__:
+            now = captured.count(i)
+            hot = holders(function, f"o{i}") + autograd_uses(captured.outputs[i]) + now.views
+            base = lending.base.setdefault(i, Holders(now.names, now.views, hot))
+            function.__globals__[f"b{i}"] = base.hot
 
 
 def _write_after(out: Source, captured: Captured, names: list[str]) -> None:

@@ -9,15 +9,18 @@ steady state.
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from graphlint.runtime.backend import GraphBackend
-from graphlint.runtime.observe import Observer, OpEvent, Written
+from graphlint.runtime.errors import Where
+from graphlint.runtime.observe import Observer, OpEvent, Written, user_line
 from graphlint.runtime.state import Snapshot, State
 
 _TENSOR_LR = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop")
@@ -34,6 +37,7 @@ class Watched:
     draws: bool = False
     backward: bool = False
     streams: dict[int, Any] = field(default_factory=dict)
+    scheduled: dict[str, Where | None] = field(default_factory=dict)  # schedulers that were stepped, and at which line
     failed: str = ""
 
     def undo(self) -> None:
@@ -57,7 +61,8 @@ def watch_call(
 
     observer = Observer(backend.device_type, backend.stream_id(state.device), keep)
     failed = ""
-    with backend.on_stream(stream), _quiet_anomaly():
+    scheduled: dict[str, Where | None] = {}
+    with backend.on_stream(stream), _quiet_anomaly(), _noting_steps(state.found.schedulers, scheduled):
         try:
             with observer:
                 call()
@@ -79,8 +84,29 @@ def watch_call(
         observer.draws,
         observer.backward,
         observer.streams,
+        scheduled,
         failed,
     )
+
+
+@contextlib.contextmanager
+def _noting_steps(schedulers: dict[str, Any], noted: dict[str, Where | None]) -> Iterator[None]:
+    """Inside, a `step()` of a learning rate scheduler is written down with the user's line."""
+    before = [(scheduler, scheduler.__dict__.get("step")) for scheduler in schedulers.values()]
+    for label, scheduler in schedulers.items():
+        scheduler.step = functools.partial(_noted_step, scheduler.step, label, noted)
+    try:
+        yield
+    finally:
+        for scheduler, own in before:
+            del scheduler.step
+            if own is not None:
+                scheduler.step = own
+
+
+def _noted_step(step: Callable[..., Any], label: str, noted: dict[str, Where | None], *args: Any, **kwargs: Any) -> Any:
+    noted.setdefault(label, user_line(sys._getframe()))
+    return step(*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """What a graph relies on outside its arguments, as facts that cost a fraction of a microsecond to look at.
 
 A fact is "this place still holds this object, at this address". On every replay the *anchors* are looked at (the first
-parameter of each module, the learning rates, the numbers that the function itself reads) and one more fact in turn, so
-each of N facts is seen within N replays. Words are made only when a fact fails.
+parameter of each module, the learning rates, the numbers that the function itself reads), on every fourth one also one
+more fact in turn, so each of N facts is seen within 4 N replays. Words are made only when a fact fails.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from graphlint.runtime.errors import CaptureError, error_of
 from graphlint.runtime.state import State, group_value
 
 ANCHORS = 6
+EVERY = 4  # replays from one look at a fact in turn to the next
 _RULE_OF_KIND = {
     "parameter": "replaced-parameter",
     "buffer": "replaced-buffer",
@@ -97,6 +98,11 @@ class Watch:
         return None
 
     @property
+    def within(self) -> int:
+        """The number of replays within which every fact is looked at; 0 when nothing is watched."""
+        return {"off": 0, "full": 1}.get(self.mode, max(1, EVERY * len(self.facts)))
+
+    @property
     def promise(self) -> str:
         """How soon a change is noticed, as a sentence."""
         if self.mode == "off":
@@ -105,7 +111,8 @@ class Watch:
             return f"all {len(self.facts)} facts are looked at on every replay"
         others = len(self.facts)
         return (
-            f"{len(self.anchors)} facts are looked at on every replay, each of {others} others within {others} replays"
+            f"{len(self.anchors)} facts are looked at on every replay, each of {others} others within {self.within} "
+            "replays"
         )
 
 
