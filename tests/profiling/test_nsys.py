@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from graphlint.runtime.profiling import profile_file, read
-from graphlint.runtime.profiling.chrome import UnreadableTrace
+from graphlint.runtime.profiling.jsonfile import UnreadableTrace
 from graphlint.runtime.profiling.timeline import CallKind
 
 THREAD = 281479271743488  # a serialised process and thread

@@ -80,6 +80,7 @@ def read(path: str | Path) -> Timeline:
         OSError: the file can't be opened.
     """
     from graphlint.runtime.profiling import chrome, nsys
+    from graphlint.runtime.profiling.jsonfile import UnreadableTrace
 
     path = Path(path)
     with path.open("rb") as file:
@@ -87,6 +88,7 @@ def read(path: str | Path) -> Timeline:
     if head == b"SQLite format 3\x00":
         return nsys.read(path)
     if path.suffix in (".nsys-rep", ".qdrep"):
-        export = f"`nsys export --type sqlite {path}`"
-        raise chrome.UnreadableTrace(f"{path}: a report in Nsight's own format; export it with {export}")
+        raise UnreadableTrace(
+            f"{path}: a report in Nsight's own format; export it with `nsys export --type sqlite {path}`"
+        )
     return chrome.read(path)

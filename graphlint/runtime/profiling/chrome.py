@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from graphlint.runtime.profiling.jsonfile import UnreadableTrace, decoded, unpacked
 from graphlint.runtime.profiling.timeline import (
     CallKind,
     DeviceOp,
@@ -18,19 +20,17 @@ from graphlint.runtime.profiling.timeline import (
     Timeline,
     busiest,
     call_kind,
+    collector_paused,
     range_kind,
     with_paths,
 )
 
-_RUNTIME = {"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "privateuse1_runtime"}
+_RUNTIME = {"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime"}
+_OPERATOR = {"cpu_op", "operator"}
 _DEVICE = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset", "memcpy": "memcpy", "memset": "memset"}
 _USER = {"user_annotation", "python_function"}
 _FOREVER = 1e17  # microseconds; a clock that counts from 1970 stays below 2e15
 _DEVICE_LANE = re.compile(r"\bgpu\b|/device:|\bcuda\b|\bstream\b", re.IGNORECASE)
-
-
-class UnreadableTrace(ValueError):
-    """The file is no recording that graphlint can read; the message says why and what would be one."""
 
 
 class _Event(msgspec.Struct):
@@ -52,28 +52,33 @@ class _Args(msgspec.Struct):
     grid: Any = None
     bytes: Any = msgspec.field(default=None, name="bytes")
     sequence: Any = msgspec.field(default=None, name="Sequence number")
+    external: Any = msgspec.field(default=None, name="External id")
     forward_thread: Any = msgspec.field(default=None, name="Fwd thread id")
     label: Any = msgspec.field(default=None, name="name")
 
 
-class _Device(msgspec.Struct):
-    name: str = ""
-
-
 class _File(msgspec.Struct):
     events: list[_Event] = msgspec.field(name="traceEvents")
-    devices: list[_Device] = msgspec.field(name="deviceProperties", default_factory=list)
-    torch: str | None = msgspec.field(name="pytorch_version", default=None)
+    devices: Any = msgspec.field(name="deviceProperties", default=None)
+    torch: Any = msgspec.field(name="pytorch_version", default=None)
 
 
 def read(path: Path) -> Timeline:
     """The timeline of a Chrome trace file (`.json` or `.json.gz`).
 
+    Of a file that was cut short what is whole is read, and noted.
+
     Raises:
         UnreadableTrace: the text is no JSON, no Chrome trace, or holds no device work.
         OSError: the file can't be opened.
     """
-    file = _decode(_bytes(path), path)
+    data, notes = unpacked(path)
+    with collector_paused():
+        file, more = decoded(data, path, _File, list[_Event])
+        return _timeline(file, path, [*notes, *more])
+
+
+def _timeline(file: _File, path: Path, notes: list[str]) -> Timeline:
     reader = _Reader(file)
     reader.take_all()
     device, note = busiest(reader.devices)
@@ -81,38 +86,20 @@ def read(path: Path) -> Timeline:
         raise UnreadableTrace(
             f"{path}: the trace holds no device work; record it with ProfilerActivity.CUDA beside ProfilerActivity.CPU"
         )
+    calls, ranges = reader.host_of(device)
     return Timeline(
         source=path.name,
-        calls=tuple(sorted(reader.calls, key=lambda c: c.start)),
-        ranges=tuple(with_paths(sorted(reader.ranges, key=lambda r: (r.start, -r.end)))),
+        calls=tuple(sorted(calls, key=lambda c: c.start)),
+        ranges=tuple(with_paths(sorted(ranges, key=lambda r: (r.start, -r.end)))),
         device=tuple(sorted(device, key=lambda o: (o.start, o.end))),
-        card=file.devices[0].name if file.devices else "",
-        torch=file.torch or "",
-        notes=(*reader.notes, *filter(None, [note])),
+        card=_card(file),
+        torch=_text(file.torch),
+        notes=(*notes, *filter(None, [note]), *reader.notes),
     )
 
 
-def _bytes(path: Path) -> bytes:
-    data = path.read_bytes()
-    try:
-        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    except (OSError, EOFError) as error:
-        raise UnreadableTrace(f"{path}: the gzip file is damaged ({error}); record it again") from None
-
-
-def _decode(data: bytes, path: Path) -> _File:
-    """Both forms of the format: an object with `traceEvents`, or a bare list whose end may be missing."""
-    body = data.strip()
-    try:
-        if not body.startswith(b"["):
-            return msgspec.json.decode(body, type=_File)
-        if not body.endswith(b"]"):
-            body = body.rstrip(b",") + b"]"
-        return _File(events=msgspec.json.decode(body, type=list[_Event]))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnreadableTrace(
-            f"{path}: no Chrome trace ({error}); give a file written by prof.export_chrome_trace()"
-        ) from None
+def _card(file: _File) -> str:
+    return next((d["name"] for d in file.devices or () if isinstance(d, dict) and isinstance(d.get("name"), str)), "")
 
 
 def _integer(value: Any) -> int | None:
@@ -131,7 +118,9 @@ class _Reader:
         self.ranges: list[HostRange] = []
         self.devices: dict[object, list[DeviceOp]] = {}
         self.notes: list[str] = []
-        self._threads: dict[tuple[Any, Any], int] = {}
+        self._threads: dict[tuple[Any, Any], int] = {}  # (process, thread) of the trace to a number
+        self._calls_by_id: dict[int, list[int]] = {}  # of each external id, the places of its calls that launch
+        self._ops_by_id: dict[tuple[object, int], list[int]] = {}
         self._open: dict[tuple[Any, Any], list[_Event]] = {}
         self._lanes = self._device_lanes()
 
@@ -143,6 +132,8 @@ class _Reader:
                 self._open.setdefault((_text(event.pid), _text(event.tid)), []).append(event)
             elif event.ph == "E":
                 self._close(event)
+        if not any(o.correlation is not None for ops in self.devices.values() for o in ops):
+            self._correlate()
 
     def _close(self, event: _Event) -> None:
         stack = self._open.get((_text(event.pid), _text(event.tid)))
@@ -154,7 +145,7 @@ class _Reader:
     def _device_lanes(self) -> set[tuple[Any, Any]]:
         """Lanes that a foreign trace names after a device, used where no category says what an event is."""
         lanes: set[tuple[Any, Any]] = set()
-        if any(_text(e.cat) in _DEVICE for e in self.file.events):
+        if any(_text(e.cat).lower() in _DEVICE for e in self.file.events):
             return lanes
         for event in self.file.events:
             if event.ph == "M" and event.name in ("process_name", "thread_name"):
@@ -166,14 +157,14 @@ class _Reader:
         return lanes
 
     def _take(self, event: _Event, start: float, duration: float) -> None:
-        category, name, end = _text(event.cat), _text(event.name), start + max(duration, 0.0)
+        category, name, end = _text(event.cat).lower(), _text(event.name), start + max(duration, 0.0)
         if category in _DEVICE:
             self._take_device(event, name, start, end, _DEVICE[category])
         elif self._lanes and self._in_lane(event):
             self._take_device(event, name, start, end, "memcpy" if "memcpy" in name.lower() else "kernel")
         elif category in _RUNTIME or name.startswith(("cudaLaunch", "cuLaunch", "hipLaunch")):
             self._take_call(event, name, start, end)
-        elif category == "cpu_op":
+        elif category in _OPERATOR:
             args = _args(event)
             backward = bool(_integer(args.forward_thread))
             thread = self._thread(event)
@@ -186,8 +177,11 @@ class _Reader:
     def _take_device(self, event: _Event, name: str, start: float, end: float, kind: str) -> None:
         args = _args(event)
         grid = tuple(args.grid) if isinstance(args.grid, list) else ()
-        stream = _integer(args.stream)
-        self.devices.setdefault(_text(event.pid), []).append(
+        stream, number = _integer(args.stream), _integer(args.external)
+        ops = self.devices.setdefault(_text(event.pid), [])
+        if number is not None:
+            self._ops_by_id.setdefault((_text(event.pid), number), []).append(len(ops))
+        ops.append(
             DeviceOp(
                 name=name,
                 start=start,
@@ -203,8 +197,53 @@ class _Reader:
     def _take_call(self, event: _Event, name: str, start: float, end: float) -> None:
         kind = call_kind(name)
         if kind is not CallKind.OTHER:
-            correlation = _integer(_args(event).correlation)
+            args = _args(event)
+            number = _integer(args.external)
+            if number is not None and kind in (CallKind.LAUNCH, CallKind.GRAPH):
+                self._calls_by_id.setdefault(number, []).append(len(self.calls))
+            correlation = _integer(args.correlation)
             self.calls.append(HostCall(name, start, end, self._thread(event), kind, correlation))
+
+    def _correlate(self) -> None:
+        """Ties work to launches where no event has a correlation, as on some AMD cards: both carry the number of their
+        operator, and its first launch enqueues its first kernel.
+        """
+        pairs = [
+            (device, op, call)
+            for (device, number), ops in self._ops_by_id.items()
+            for op, call in zip(ops, self._calls_by_id.get(number, ()), strict=False)
+        ]
+        for correlation, (device, op, call) in enumerate(pairs):
+            self.devices[device][op] = replace(self.devices[device][op], correlation=correlation)
+            self.calls[call] = replace(self.calls[call], correlation=correlation)
+        if pairs:
+            self.notes.append("no correlations in the trace: work was tied to launches by the numbers of operators")
+        else:
+            self.notes.append("no correlations in the trace: which launch enqueued which kernel is unknown")
+
+    def host_of(self, device: Sequence[DeviceOp]) -> tuple[list[HostCall], list[HostRange]]:
+        """Calls and ranges of the process that launched the work: in a trace of several, numbers repeat."""
+        process = {number: key[0] for key, number in self._threads.items()}
+        launched: dict[tuple[Any, int], float] = {}
+        for call in self.calls:
+            if call.correlation is not None:
+                launched[process[call.thread], call.correlation] = call.start
+        candidates = sorted({key[0] for key in launched})
+        if len(candidates) < 2:
+            return self.calls, self.ranges
+
+        def fits(candidate: Any) -> tuple[int, float]:
+            """How many launches precede their work, and by how little: another process's numbers match by chance."""
+            pairs = ((launched.get((candidate, o.correlation)), o.start) for o in device if o.correlation is not None)
+            delays = [start - at for at, start in pairs if at is not None and start >= at]
+            return len(delays), -sum(delays)
+
+        chosen = max(candidates, key=fits)
+        self.notes.append(f"{len(candidates)} processes in the trace: the calls of process {chosen} are taken")
+        return (
+            [c for c in self.calls if process[c.thread] == chosen],
+            [r for r in self.ranges if process[r.thread] == chosen],
+        )
 
     def _in_lane(self, event: _Event) -> bool:
         process = _text(event.pid)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from graphlint.runtime.profiling.chrome import UnreadableTrace
+from graphlint.runtime.profiling.jsonfile import UnreadableTrace
 from graphlint.runtime.profiling.timeline import (
     CallKind,
     DeviceOp,
