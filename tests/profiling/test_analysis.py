@@ -25,6 +25,7 @@ from graphlint.runtime.profiling.timeline import (
     call_kind,
     length,
     net_durations,
+    range_kind,
 )
 
 COSTS = ReplayCosts(node_gap=0.5, eager_gap=1.0, replay=5.0, replay_per_node=0.0, module_call=20.0, launch_latency=2.0)
@@ -82,8 +83,62 @@ def test_steps_by_a_name_of_the_user() -> None:
         recorder.launch(5)
         recorder.mark(f"iteration {i}", start, RangeKind.MARK)
     assert len(cut(recorder.timeline(), "iteration")[0]) == 2
-    with pytest.raises(ValueError, match="no range of by hand begins with 'epoch'"):
+    with pytest.raises(
+        ValueError, match=r"no range of by hand begins with 'epoch'; those that repeat: iteration \(2\)"
+    ):
         cut(recorder.timeline(), "epoch")
+
+
+def _named(*names: str, steps: int = 4) -> Timeline:
+    """In each step two launches in a range for each name, the later ranges inside the earlier ones."""
+    recorder = Recorder()
+    for number in range(steps):
+        starts = [recorder.host for _ in names]
+        recorder.launch(5)
+        for name, start in reversed(list(zip(names, starts, strict=True))):
+            recorder.launch(5)
+            recorder.mark(name.format(number), start, range_kind(name))
+    return recorder.timeline()
+
+
+@pytest.mark.parametrize(
+    "name", ["step {}", "train_step", "iteration={}", "[pl][profile]run_training_batch", "Train Step #{}", "iter{}"]
+)
+def test_ranges_that_are_called_like_a_step_are_taken_for_one(name: str) -> None:
+    steps, notes = cut(_named(name))
+    assert len(steps) == 4 and "--step-range" in notes[0]
+
+
+@pytest.mark.parametrize("name", ["optimizer_step", "forward {}", "backward step", "load batch", "epoch {}"])
+def test_other_ranges_are_only_proposed(name: str) -> None:
+    steps, notes = cut(_named(name))
+    assert len(steps) == 1 and f"for --step-range: {name.removesuffix(' {}')} (4)" in notes[0]
+
+
+def test_of_nested_ranges_the_outer_one_is_the_step() -> None:
+    steps, notes = cut(_named("step {}", "micro_batch"))
+    assert [len(s.ops) for s in steps] == [3, 3, 3, 3] and "named step " in notes[0]
+
+
+def test_a_name_means_that_range_and_not_what_begins_like_it() -> None:
+    timeline = _named("step", "step_forward")
+    assert [s.name for s in cut(timeline, "step")[0]] == ["step"] * 4
+    assert [s.name for s in cut(timeline, "step_f")[0]] == ["step_forward"] * 4
+
+
+def test_fetching_a_batch_inside_a_step_is_not_the_launches_fault() -> None:
+    r = Recorder()
+    for number in range(4):
+        begin = r.host
+        r.idle(2000)
+        r.mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", begin, RangeKind.DATA)
+        for _ in range(10):
+            r.launch(40, host=10)
+        r.mark(f"ProfilerStep#{number}", begin, RangeKind.STEP)
+    report = analyse(r.timeline(), COSTS)
+    assert report.whole.outside > 1500 and report.whole.share < 0.10
+    assert report.whole.host == pytest.approx(100, rel=0.1)
+    assert report.advice.verdict is Verdict.NOT_WORTH and "a batch is fetched" in " ".join(report.advice.points)
 
 
 def _nested() -> Timeline:

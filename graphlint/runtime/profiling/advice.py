@@ -178,8 +178,8 @@ def _elsewhere(facts: Facts) -> list[str]:
         )
     if whole.outside > WORTH * whole.wall:
         points.append(
-            f"The device also idles {whole.outside / whole.wall:.0%} of the time between steps, "
-            "which no graph removes: look at data loading and logging."
+            f"The device also idles {whole.outside / whole.wall:.0%} of the time between steps or while a batch is "
+            "fetched, which no graph removes: look at data loading and logging."
         )
     if _verdict(whole.share) is Verdict.NOT_WORTH:
         points.append("To make this step faster, make its kernels faster: fusion, lower precision, larger tiles.")

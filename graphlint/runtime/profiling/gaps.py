@@ -17,7 +17,7 @@ class Cause(str, Enum):
     LAUNCH = "launch"  # the host had not enqueued the next kernel yet
     WAIT = "wait"  # the host had waited for the device, so nothing was enqueued behind it
     ALLOC = "allocation"  # the host was asking the driver for memory
-    OUTSIDE = "between steps"  # data loading, logging, whatever runs around the step
+    OUTSIDE = "between steps"  # data loading, logging, whatever runs around the step; data loading within it too
     DEVICE = "device"  # enqueued in time: the device's own turnaround, or another stream's work
 
 
@@ -25,7 +25,7 @@ SAID = {
     Cause.LAUNCH: "the host was still launching",
     Cause.WAIT: "the host had waited for the device",
     Cause.ALLOC: "the host was allocating device memory",
-    Cause.OUTSIDE: "the host was between two steps",
+    Cause.OUTSIDE: "the host was between two steps or loading data",
     Cause.DEVICE: "the device was switching kernels or waiting for another stream",
 }
 
@@ -76,7 +76,8 @@ def _cause(
     for blocker in blockers:
         if previous <= blocker.end and blocker.start < call.start and blocker.end >= idle_from:
             return (Cause.WAIT if blocker.kind is CallKind.WAIT else Cause.ALLOC), blocker.name
-    between = overlap((idle_from, call.start), (step.previous_end, step.start))
+    away = [(step.previous_end, step.start), *step.loading]
+    between = sum(overlap((idle_from, call.start), span) for span in away)
     if between > max(0.0, call.start - idle_from) / 2:
         return Cause.OUTSIDE, ""
     return Cause.LAUNCH, ""

@@ -20,6 +20,7 @@ from graphlint.runtime.profiling.timeline import (
     RangeKind,
     module_name,
     net_durations,
+    overlap,
 )
 
 OPTIMIZER = "(optimizer step)"
@@ -62,7 +63,7 @@ def launches(step: Iteration) -> list[Launch]:
         found.append(
             Launch(
                 at=call.start,
-                before=max(0.0, call.start - last),
+                before=_own_time(last, call.start, step),
                 call=0.0 if waits else min(call.end - call.start, cap),
                 device=sum(net for _, net in ops),
                 nodes=len(ops),
@@ -76,8 +77,13 @@ def launches(step: Iteration) -> list[Launch]:
         )
         last = max(last, call.end)
     if step.end > last:  # what the host does behind its last launch takes its time too
-        found.append(Launch(at=step.end, before=step.end - last, call=0.0, device=0.0, nodes=0))
+        found.append(Launch(at=step.end, before=_own_time(last, step.end, step), call=0.0, device=0.0, nodes=0))
     return found
+
+
+def _own_time(start: float, end: float, step: Iteration) -> float:
+    """Host time between two moments, without what it spent on fetching a batch."""
+    return max(0.0, end - start - sum(overlap((start, end), span) for span in step.loading))
 
 
 def _work(step: Iteration) -> dict[int, list[tuple[DeviceOp, Microseconds]]]:

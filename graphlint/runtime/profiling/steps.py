@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
@@ -14,11 +15,17 @@ from graphlint.runtime.profiling.timeline import (
     DeviceOp,
     HostCall,
     HostRange,
+    Interval,
     Microseconds,
     RangeKind,
     Timeline,
     length,
+    union,
 )
+
+_STEP_WORDS = {"step", "iter", "iteration", "batch"}  # last word of a range that is taken for a step
+_NO_STEPS = {"optimizer", "optim", "scheduler", "scaler", "forward", "backward", "loss", "data", "load", "next", "sync"}
+_NAMED = 6  # ranges that an error proposes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,11 @@ class Iteration:
         return self.end - self.start
 
     @property
+    def loading(self) -> list[Interval]:
+        """Host time in which a batch was fetched."""
+        return union((r.start, r.end) for r in self.ranges if r.kind is RangeKind.DATA)
+
+    @property
     def busy(self) -> Microseconds:
         """Device time, overlapping streams counted once."""
         return length((o.start, o.end) for o in self.ops)
@@ -57,8 +69,8 @@ def cut(timeline: Timeline, mark: str | None = None) -> tuple[list[Iteration], l
     """The iterations that did device work, and notes on how they were found.
 
     Args:
-        mark: beginning of the name of the ranges that mark a step; without it the recorder's marks, those of
-            `prof.step()`, or the ends of `Optimizer.step` are taken, in this order.
+        mark: name of the ranges that mark a step, or its beginning; without it the recorder's marks, those of
+            `prof.step()`, ranges that are called like a step, or the ends of `Optimizer.step` are taken, in this order.
 
     Raises:
         ValueError: no range of the recording has a name that begins with `mark`.
@@ -79,14 +91,14 @@ def typical(iterations: Sequence[Iteration]) -> Iteration:
 
 def _windows(timeline: Timeline, mark: str | None) -> tuple[list[HostRange], list[str]]:
     if mark:
-        named = [r for r in timeline.ranges if r.name.startswith(mark)]
-        if not named:
-            raise ValueError(f"no range of {timeline.source} begins with {mark!r}; name one that marks a step")
-        return named, [f"steps are the ranges named {mark}..."]
+        return _named(timeline, mark), [f"steps are the ranges named {mark}..."]
     marked = list(timeline.steps)
     own = [r for r in marked if r.name.startswith(STEP_MARK)]
     if marked:
-        return own or marked, []
+        return _apart(own or marked), []
+    name, guessed = _called_like_a_step(timeline)
+    if guessed:
+        return guessed, [f"no step marks: the ranges named {name} are taken for steps (--step-range names others)"]
     ends = [r.end for r in timeline.ranges if r.kind is RangeKind.OPTIMIZER]
     if len(ends) >= 2:
         pairs = pairwise(ends)
@@ -94,7 +106,55 @@ def _windows(timeline: Timeline, mark: str | None) -> tuple[list[HostRange], lis
         return windows, ["no step marks: a step is the time between two ends of Optimizer.step"]
     spans = [*((c.start, c.end) for c in timeline.calls), *((o.start, o.end) for o in timeline.device)]
     whole = HostRange("recording", min(s for s, _ in spans), max(e for _, e in spans), 0, RangeKind.STEP)
-    return [whole], ["no step marks: all of it counts as one step; mark steps with prof.step() or an NVTX range"]
+    advice = f"; ranges that repeat, for --step-range: {seen}" if (seen := _repeated(timeline)) else ""
+    return [whole], [
+        f"no step marks: all of it counts as one step; mark steps with prof.step() or an NVTX range{advice}"
+    ]
+
+
+def _named(timeline: Timeline, mark: str) -> list[HostRange]:
+    """The ranges of that name, numbered or not; where there is none, those that begin with it."""
+    beginning = [r for r in timeline.ranges if r.name.startswith(mark)]
+    same = [r for r in beginning if _bare(r.name) == _bare(mark)]
+    if not beginning:
+        seen = _repeated(timeline) or "none"
+        raise ValueError(f"no range of {timeline.source} begins with {mark!r}; those that repeat: {seen}")
+    return _apart(same or beginning)
+
+
+def _called_like_a_step(timeline: Timeline) -> tuple[str, list[HostRange]]:
+    """Ranges of the user that repeat and whose name ends like `train_step 12`; of several the longest ones."""
+    groups: dict[str, list[HostRange]] = {}
+    for r in timeline.ranges:
+        words = re.findall(r"[a-z]+", _bare(r.name).lower()) if r.kind is RangeKind.MARK else []
+        if words and words[-1] in _STEP_WORDS and not _NO_STEPS & set(words):
+            groups.setdefault(_bare(r.name), []).append(r)
+    groups = {name: apart for name, found in groups.items() if len(apart := _apart(found)) > 1}
+    return max(groups.items(), key=lambda g: sum(r.end - r.start for r in g[1]), default=("", []))
+
+
+def _apart(ranges: Sequence[HostRange]) -> list[HostRange]:
+    """Those that begin after the one before has ended: a step holds no other one."""
+    kept: list[HostRange] = []
+    for r in sorted(ranges, key=lambda r: (r.start, -r.end)):
+        if not kept or r.start >= kept[-1].end:
+            kept.append(r)
+    return kept
+
+
+def _repeated(timeline: Timeline) -> str:
+    """Names of the user's ranges that repeat, the longest first, with how often."""
+    counts = Counter(_bare(r.name) for r in timeline.ranges if r.kind in (RangeKind.MARK, RangeKind.DATA))
+    total: Counter[str] = Counter()
+    for r in timeline.ranges:
+        total[_bare(r.name)] += int(r.end - r.start)
+    often = sorted((n for n, count in counts.items() if count > 1), key=lambda n: -total[n])
+    return ", ".join(f"{name} ({counts[name]})" for name in often[:_NAMED])
+
+
+def _bare(name: str) -> str:
+    """`step#12`, `step 13` and `step[14]` are all `step`."""
+    return re.sub(r"[\W_]*\d*[\W_]*$", "", name) or name
 
 
 def _owners(timeline: Timeline, windows: Sequence[HostRange]) -> list[list[DeviceOp]]:

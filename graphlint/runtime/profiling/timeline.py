@@ -41,6 +41,7 @@ class RangeKind(str, Enum):
     MODULE = "module"  # the forward call of one nn.Module
     OPTIMIZER = "optimizer"  # `Optimizer.step`, marked by torch itself
     OP = "op"  # one operator, forward or backward
+    DATA = "data"  # a batch is fetched: torch marks `enumerate(DataLoader)`
     MARK = "mark"  # record_function or NVTX range of the user
 
 
@@ -128,6 +129,8 @@ def range_kind(name: str) -> RangeKind:
         return RangeKind.STEP
     if name.startswith((MODULE_MARK, TORCH_MODULE)):
         return RangeKind.MODULE
+    if name.startswith("enumerate(DataLoader)"):
+        return RangeKind.DATA
     if name.startswith("Optimizer.step#"):
         return RangeKind.OPTIMIZER
     return RangeKind.MARK
