@@ -59,7 +59,7 @@ def _overwritten(
         later = next(
             (call for call in made if call.clock > mine.clock and call.clock < event.clock and call is not event), None
         )
-        if later is None or (tensor.grad and _pending(mine, later, walk)):
+        if later is None or _same_call(event, later) or (tensor.grad and _pending(mine, later, walk)):
             continue
         reported.add(ident)
         report = at(
@@ -71,6 +71,16 @@ def _overwritten(
         report.related.append((mine.frame, mine.at, "the earlier result comes from here"))
         report.related.append((event.frame, event.at, "and is read here"))
         yield report
+
+
+def _same_call(event: ev.Event, call: ev.CallEvent) -> bool:
+    """Whether the event belongs to the call itself: where the callee may be compiled or not, both are walked."""
+    frame: ev.Frame | None = event.frame
+    while frame is not None:
+        if frame.call_at == call.at and frame.parent is call.frame:
+            return True
+        frame = frame.parent
+    return False
 
 
 def _pending(mine: ev.CallEvent, later: ev.CallEvent, walk: Walk) -> bool:

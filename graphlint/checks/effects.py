@@ -84,14 +84,18 @@ def _old(holder: Holder, capture: ev.Capture) -> bool:
 def _relied_on(event: ev.WriteEvent, capture: ev.Capture, first: int, walk: Walk) -> ev.Event | None:
     """Where code outside needs the write to happen at each replay: it counts, or resets what the region sets."""
     plain = any(isinstance(one, Host) for one in alternatives(event.new))
+    # state that the region reads as well is another rule's, `replaced-buffer`
+    result = walk.whole and not any(one.cell == event.cell for one in walk.of(ev.ReadEvent) if one.capture is capture)
     outside = [
         one
         for one in walk.of(ev.WriteEvent)
         if one.cell == event.cell
         and one.capture is None
         and one.clock > capture.end
-        and (_other(one.new, event.new) if plain else is_none(one.new))
-        and one.at != event.at
+        and (
+            ((_other(one.new, event.new) if plain else is_none(one.new)) and one.at != event.at)
+            or (result and _eager_result(one.new, event.new, capture))
+        )
     ]
     reads = [
         one for one in walk.of(ev.ReadEvent) if one.cell == event.cell and one.capture is None and one.clock > first
@@ -107,6 +111,17 @@ def _relied_on(event: ev.WriteEvent, capture: ev.Capture, first: int, walk: Walk
         if before is not None and any(before.clock < replay.clock < read.clock for replay in walk.replays(capture)):
             return before  # set outside, then replayed, then asked for what the region would have set
     return None
+
+
+def _eager_result(new: Value, recorded: Value, capture: ev.Capture) -> bool:
+    """Whether a slot that the graph left its own memory in now holds a tensor of an eager call, which no replay
+    fills."""
+    return (
+        isinstance(new, Tensor)
+        and isinstance(recorded, Tensor)
+        and recorded.storage.pool is capture
+        and new.storage.pool is None
+    )
 
 
 def _set_before(count: ev.WriteEvent, capture: ev.Capture, walk: Walk) -> bool:

@@ -11,6 +11,7 @@ from graphlint.checks.base import Report, Walk
 from graphlint.flow import events as ev
 from graphlint.flow.values import (
     Choice,
+    Holder,
     Host,
     Instance,
     Items,
@@ -54,19 +55,32 @@ def _left_out(
     it is."""
     for now in _takers(then, capture, walk):
         for name, value in then.scope.slots.items():
-            if not _other_constant(value, now.get(name)):
-                continue
-            read = next(
-                (
-                    one
-                    for one in reads
-                    if one.value is value or (one.cell.holder is then.scope and one.cell.key == name)
-                ),
-                None,
-            )
-            if read is not None:
-                return str(name), read
+            for holder, key, one, other in _numbers(then.scope, name, value, now.get(name)):
+                if not _other_constant(one, other):
+                    continue
+                read = next(
+                    (
+                        event
+                        for event in reads
+                        if event.value is one or (event.cell.holder is holder and event.cell.key == key)
+                    ),
+                    None,
+                )
+                if read is not None:
+                    return str(name), read
     return None
+
+
+def _numbers(
+    scope: Holder, name: Key, then: Value, now: Value | None
+) -> Iterator[tuple[Holder, Key, Value, Value | None]]:
+    """A local and what it is in another call; of `*args` and `**options`, each of the values in it."""
+    if isinstance(then, (Items, Mapping)):
+        if type(now) is type(then):
+            for key, one in then.slots.items():
+                yield then, key, one, now.slots.get(key)
+    else:
+        yield scope, name, then, now
 
 
 def _takers(then: ev.Frame, capture: ev.Capture, walk: Walk) -> Iterator[dict[Key, Value]]:

@@ -11,7 +11,9 @@ from graphlint.flow import modules, names
 from graphlint.flow.values import (
     Cell,
     External,
+    Holder,
     Instance,
+    Items,
     Mapping,
     Scope,
     Storage,
@@ -99,6 +101,53 @@ def rebound_input(walk: Walk) -> Iterator[Report]:
                     cell, tensor, read, event, capture, not isinstance(cell.holder, Scope) and _made_empty(event, walk)
                 )
                 break
+
+
+def rebound_container(walk: Walk) -> Iterator[Report]:
+    """An attribute that holds a list or dict of a capture's inputs is bound to another one, with other tensors."""
+    for capture in captured(walk):
+        read = inputs_of(capture, walk)
+        through = {id(cell.holder): (cell, event, tensor) for cell, (event, tensor) in read.items()}
+        for event in walk.of(ev.WriteEvent):
+            if (
+                event.capture is not None
+                or event.clock < capture.end
+                or event.how != "assign"
+                or not event.sure
+                or isinstance(event.cell.holder, Scope)
+                or not isinstance(event.old, (Items, Mapping))
+            ):
+                continue
+            inner = next((through[id(one)] for one in _containers(event.old) if id(one) in through), None)
+            if inner is None or not isinstance(event.new, (Items, Mapping)):
+                continue
+            _, reading, tensor = inner
+            given = {one.storage for one in tensors_in(event.new)}
+            if (
+                given
+                and tensor.storage not in given
+                and stale(capture, event, walk)
+                and not _refilled(tensor.storage, event, capture, walk)
+                and not _restored_container(event, capture, walk)
+            ):
+                yield _replaced(event.cell, tensor, reading, event, capture, False)
+                break
+
+
+def _containers(value: Value, depth: int = 3) -> Iterator[Holder]:
+    """A list or dict, and those in it."""
+    if isinstance(value, (Items, Mapping)):
+        yield value
+        for inner in list(value.slots.values()) if depth else ():
+            yield from _containers(inner, depth - 1)
+
+
+def _restored_container(change: ev.WriteEvent, capture: ev.Capture, walk: Walk) -> bool:
+    replay = replayed_after(capture, change.clock, walk)
+    return replay is not None and any(
+        event.cell == change.cell and event.new is change.old and change.clock < event.clock < replay.clock
+        for event in walk.of(ev.WriteEvent)
+    )
 
 
 def rebound_state(walk: Walk) -> Iterator[Report]:

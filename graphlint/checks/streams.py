@@ -98,6 +98,7 @@ def _waited(
         elif (
             waiter_in
             and not source_in
+            and id(stream) not in used  # reported as not forked
             and isinstance(stream, External)
             and not stream.facts.get("capture")
             and event.sure
@@ -150,6 +151,8 @@ def _is_work(event: ev.CallEvent | ev.OpEvent) -> bool:
         ("torch.cuda.Stream", "torch.cuda.Event", "torch.cuda.current", "builtins.", "torch.cuda.stream")
     ):
         return False
+    if event.name == "torch.Tensor.copy_":  # to the host as well
+        return any(not one.on_host for value in (event.receiver, *event.args[:1]) if value for one in tensors_in(value))
     return any(not one.on_host for one in tensors_in(event.result))
 
 

@@ -46,8 +46,12 @@ def no_warmup(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
     for event in walk.inside(capture):
         libraries, why = needs(event, walk)
         if libraries and not libraries & seen and _on_gpu(event) and event.sure:
-            yield at(event, "no-warmup", why=why)
-        seen |= libraries
+            frame, span = _seen_from(event, capture)
+            report = Report("no-warmup", frame, span, capture, {"why": why})
+            if frame is not event.frame:
+                report.related.append((event.frame, event.at, "the first use is here"))
+            yield report
+            return  # the warm-up that it asks for sets up the others as well
 
 
 def _on_gpu(event: ev.Event) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from graphlint import ir
@@ -12,8 +13,10 @@ from graphlint.flow import pylib
 from graphlint.flow.naming import Naming
 from graphlint.flow.state import BREAK, MAX_ROUNDS, NORMAL, RAISE, RETURN
 from graphlint.flow.values import (
+    NO,
     NONE,
     UNKNOWN,
+    Cell,
     Choice,
     Holder,
     Host,
@@ -219,7 +222,10 @@ class Branching(Naming):
         self.happen(ev.LoopEvent, node.source.at, source)
         outer = self._enter_loop()
         ended = NORMAL
-        for item in self.iterate(source, node.source.at):
+        before = len(self.grown)
+        for index, item in enumerate(self.iterate(source, node.source.at)):
+            if index == 1 and not pylib.walked_whole(source):
+                self._lose_count(before)
             self.assign(node.target, item, node.target.at, "loop")
             status = self.run_block(node.body)
             if status in (RETURN, RAISE):
@@ -231,6 +237,17 @@ class Branching(Naming):
         if ended != NORMAL:
             return ended
         return self.run_block(node.orelse)
+
+    def _lose_count(self, before: int) -> None:
+        """More rounds follow than are walked: what the first one counted, or put into a container, comes to any
+        number."""
+        for one in set(self.grown[before:]):
+            if isinstance(one, Cell):
+                value = one.holder.slots.get(one.key)
+                if isinstance(value, Host) and value.known:
+                    self.put(one.holder, one.key, replace(value, value=NO, marks=value.marks | {"loop"}))
+            else:
+                self.longer.add(one)
 
     def _enter_loop(self) -> int:
         outer, self.frame.loop_doubt = self.frame.loop_doubt, self.doubt

@@ -159,7 +159,7 @@ class Expressions(State):
             if isinstance(arg, ir.Star):
                 spread = self.eval(arg.value)
                 if isinstance(spread, Items) and spread.exact:
-                    args.extend(spread.values)
+                    args.extend(self.read(spread, index, one, arg.at) for index, one in enumerate(spread.values))
                 else:
                     args.append(Bound(spread, "*"))
             else:
@@ -169,7 +169,9 @@ class Expressions(State):
             if word.name is not None:
                 keywords[word.name] = value
             elif isinstance(value, Mapping):
-                keywords.update({str(key): one for key, one in value.slots.items() if key != REST})
+                for key, one in list(value.slots.items()):
+                    if key != REST:
+                        keywords[str(key)] = self.read(value, key, one, word.value.at)
                 if REST in value.slots:
                     keywords["**"] = value
             else:
@@ -530,6 +532,9 @@ class Expressions(State):
                 and (isinstance(right, Mapping) or right.exact)
             ):
                 return Host("bool", (key in members) == (op == "in"), self.origins(left), self.marks(left))
+        if isinstance(left, Host) and isinstance(right, Host) and left.kind == right.kind == "str":
+            if left.known and right.known:
+                return Host("bool", (left.value in right.value) == (op == "in"), self.origins(left), self.marks(left))
         return Host("bool", origins=self.origins(left), marks=self.marks(left))
 
     def _identical(self, left: Value, right: Value) -> bool | None:

@@ -180,6 +180,9 @@ def _ordered(machine: Machine, event: ev.CallEvent) -> Value:
     made = Mapping(machine.site(event.at), machine.tick())
     if event.args and isinstance(event.args[0], Mapping):
         made.slots.update(event.args[0].slots)
+    elif event.args:
+        pylib.fill(machine, made, event.args[0], event.at)
+    made.slots.update({key: one for key, one in event.keywords.items() if key != "**"})
     return made
 
 
@@ -229,6 +232,17 @@ def _apply(machine: Machine, event: ev.CallEvent) -> Value:
 
 def _logger(machine: Machine, event: ev.CallEvent) -> Value:
     return External("logging.Logger", machine.site(event.at), machine.tick())
+
+
+def _numpy_generator(machine: Machine, event: ev.CallEvent) -> Value:
+    return External("numpy.random.Generator", machine.site(event.at), machine.tick())
+
+
+def _namespace(machine: Machine, event: ev.CallEvent) -> Value:
+    """An object with what it is given as its attributes."""
+    made = External(event.name, machine.site(event.at), machine.tick())
+    made.slots.update({key: one for key, one in event.keywords.items() if key != "**"})
+    return made
 
 
 def _is_tensor(machine: Machine, event: ev.CallEvent) -> Value:
@@ -289,6 +303,8 @@ HANDLERS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
     "torch.cuda.make_graphed_callables": _graphed, "transformer_engine.pytorch.make_graphed_callables": _graphed,
     "torch.compile": graphs.compiled, "graphlint.capture_safe": _guard,
     "torch.utils.checkpoint.checkpoint": _checkpoint,
+    "numpy.random.default_rng": _numpy_generator,
+    "types.SimpleNamespace": _namespace, "argparse.Namespace": _namespace,
     "logging.getLogger": _logger, "logging.Logger.getChild": _logger, "copy.deepcopy": _deepcopy,
     "copy.copy": _deepcopy, "collections.deque": _deque, "collections.OrderedDict": _ordered,
     "collections.defaultdict": _defaultdict,

@@ -20,6 +20,7 @@ from graphlint.flow.values import (
     Host,
     Instance,
     Items,
+    Key,
     Mapping,
     Storage,
     Tensor,
@@ -85,31 +86,63 @@ def spread(arg: Value) -> list[Value]:
     return [arg]
 
 
-def parts(value: Value, seen: set[int] | None = None) -> Iterator[Holder]:
+def parts(value: Value) -> Iterator[Holder]:
     """The module itself and its submodules, in order."""
+    return (part for _, part in named_parts(value))
+
+
+def named_parts(value: Value, name: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Holder]]:
+    """The module itself and its submodules with their dotted names, in order."""
     seen = set() if seen is None else seen
     if not isinstance(value, (Instance, External)) or id(value) in seen or not is_module(value):
         return
     seen.add(id(value))
-    yield value
-    for inner in list(value.slots.values()):
+    yield name, value
+    for key, inner in children(value):
+        yield from named_parts(inner, f"{name}.{key}" if name else key, seen)
+
+
+def children(module: Holder) -> list[tuple[str, Value]]:
+    """The submodules right below a module, by name. A plain list or dict hides its modules from torch."""
+    found: list[tuple[str, Value]] = []
+    for key, inner in module.slots.items():
         for one in alternatives(inner):
-            if isinstance(one, Wrapped):
-                one = one.func
-            if isinstance(one, (Items, Mapping)) and not isinstance(one, External):
-                continue  # a plain list hides its modules from torch
-            yield from parts(one, seen)
+            one = one.func if isinstance(one, Wrapped) else one
+            if is_module(one):
+                found.append((str(key), one))
+    return found
+
+
+def slot_key(module: Value, name: str) -> Key:
+    """The slot that an attribute stands for: the submodules of a container are called by their numbers."""
+    numbered = name.isdigit() and isinstance(module, (Instance, External)) and int(name) in module.slots
+    return int(name) if numbered else name
+
+
+def run_children(machine: Machine, module: Instance | External, args: list[Value], at: ir.Span) -> Value:
+    """What `nn.Sequential` does: one submodule after the other."""
+    value = args[0] if args else UNKNOWN
+    for key, inner in list(module.slots.items()):
+        if isinstance(key, int) or is_module(inner):
+            value = machine.call(inner, [value], {}, at)
+    return value
 
 
 def parameters(machine: Machine, value: Value, at: ir.Span) -> list[Tensor]:
     """One tensor for each parameter that shows; a torch module has at least its weight."""
-    found: list[Tensor] = []
-    for part in parts(value):
+    return list(named_parameters(machine, value, at).values())
+
+
+def named_parameters(machine: Machine, value: Value, at: ir.Span) -> dict[str, Tensor]:
+    """The same, by their dotted names."""
+    found: dict[str, Tensor] = {}
+    for name, part in named_parts(value):
+        before = f"{name}." if name else ""
         if isinstance(part, External) and part.name not in CONTAINERS and not is_plain(part.name):
-            found.append(weight(machine, part, "weight", at))
-        for inner in list(part.slots.values()):
-            if isinstance(inner, Tensor) and inner.storage.owner == "param" and inner not in found:
-                found.append(inner)
+            found[before + "weight"] = weight(machine, part, "weight", at)
+        for key, inner in list(part.slots.items()):
+            if isinstance(inner, Tensor) and inner.storage.owner == "param" and inner not in found.values():
+                found[f"{before}{key}"] = inner
     return found
 
 
@@ -225,7 +258,7 @@ def method(machine: Machine, event: ev.CallEvent, module: Instance | External, n
         return module
     if name in ("requires_grad_", "apply", "compile", "share_memory", "add_module", "register_module"):
         if name in ("add_module", "register_module") and len(args) > 1 and isinstance(args[0], Host) and args[0].known:
-            machine.put(module, str(args[0].value), args[1])
+            machine.put(module, slot_key(module, str(args[0].value)), args[1])
         if name == "compile":
             module.slots["<compiled>"] = wrapped_compile(module, words)
         return module
@@ -236,10 +269,14 @@ def method(machine: Machine, event: ev.CallEvent, module: Instance | External, n
     if name in ("parameters", "buffers", "named_parameters", "named_buffers"):
         return _listed(machine, module, name, at)
     if name in ("modules", "children", "named_modules", "named_children"):
-        below: list[Value] = [part for part in parts(module) if part is not module or name.endswith("modules")]
-        if name.startswith("named"):
-            below = [machine.items("tuple", [Host("str"), one], at) for one in below]
-        return machine.items("list", below, at) if below else UNKNOWN
+        below = children(module) if name.endswith("children") else list(named_parts(module))
+        values: list[Value] = [
+            machine.items("tuple", [const(key), one], at) if name.startswith("named") else one for key, one in below
+        ]
+        return machine.items("list", values, at) if values else UNKNOWN
+    if name == "get_submodule" and args:
+        path = args[0].value if isinstance(args[0], Host) and args[0].known else None
+        return next((one for key, one in named_parts(module) if key == path), UNKNOWN)
     if name == "state_dict":
         made = Mapping(machine.site(at), machine.tick())
         made.slots["*"] = (
@@ -295,23 +332,24 @@ def _register(machine: Machine, module: Holder, name: str, args: tuple[Value, ..
 
 
 def _listed(machine: Machine, module: Value, name: str, at: ir.Span) -> Value:
-    found: list[Value] = []
     if "parameters" in name:
-        found = list(parameters(machine, module, at))
+        found = named_parameters(machine, module, at)
     else:
-        found = [
-            one
-            for part in parts(module)
-            for one in part.slots.values()
+        found = {
+            f"{path}.{key}".lstrip("."): one
+            for path, part in named_parts(module)
+            for key, one in part.slots.items()
             if isinstance(one, Tensor) and one.storage.owner == "buffer"
-        ]
+        }
     if not found:
         blank = machine.tensor(at, getattr(module, "device", "?"), "float", grad=True)
         blank.storage.owner = "param"
-        found = [blank]
-    if name.startswith("named"):
-        found = [machine.items("tuple", [Host("str"), one], at) for one in found]
-    return machine.items("list", found, at)
+        pairs: list[tuple[Value, Value]] = [(Host("str"), blank)]
+    else:
+        pairs = [(const(key), one) for key, one in found.items()]
+    if not name.startswith("named"):
+        return machine.items("list", [one for _, one in pairs], at)
+    return machine.items("list", [machine.items("tuple", pair, at) for pair in pairs], at)
 
 
 def zero_grad(
@@ -343,11 +381,7 @@ def call(machine: Machine, module: External, args: list[Value], keywords: dict[s
     if "forward" in module.slots:
         return machine.call(module.slots["forward"], args, keywords, at)
     if module.name == "torch.nn.Sequential":
-        value = args[0] if args else UNKNOWN
-        for key, inner in list(module.slots.items()):
-            if isinstance(key, int):
-                value = machine.call(inner, [value], {}, at)
-        return value
+        return run_children(machine, module, args, at)
     run_hooks(machine, module, "pre", args, at)
     result = machine.outside(f"{module.name}.forward", module, args, keywords, at)
     run_hooks(machine, module, "post", [*args, result], at)

@@ -102,11 +102,7 @@ def base_forward(
 ) -> Value:
     """The forward that an object of a project class has from its base in torch."""
     if base == "torch.nn.Sequential":
-        value = args[0] if args else UNKNOWN
-        for key, inner in list(obj.slots.items()):
-            if isinstance(key, int):
-                value = machine.call(inner, [value], {}, at)
-        return value
+        return modules.run_children(machine, obj, args, at)
     return machine.outside(f"{base}.forward", obj, args, keywords, at)
 
 
@@ -201,6 +197,8 @@ def _external_method(machine: Machine, event: ev.CallEvent, obj: External, name:
             if name in ("sample", "rsample", "log_prob", "entropy", "cdf")
             else UNKNOWN
         )
+    if obj.name in ("numpy.random.Generator", "numpy.random.RandomState", "random.Random"):
+        return Host("any", marks=frozenset({"random"}))
     if obj.name in ("torch.multiprocessing.Queue", "queue.Queue"):
         return UNKNOWN
     run_callables(machine, event)

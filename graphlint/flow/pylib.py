@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from graphlint import ir
 from graphlint.flow import events as ev
+from graphlint.flow import modules
+from graphlint.flow.state import MAX_ROUNDS
 from graphlint.flow.values import (
     NO,
     NONE,
@@ -77,6 +79,19 @@ def iterated(machine: Machine, value: Value, at: ir.Span) -> list[Value]:
         if numbered:
             return numbered
     return [UNKNOWN] * rounds(machine)
+
+
+def walked_whole(value: Value) -> bool:
+    """Whether a loop over it is walked to its end."""
+    if isinstance(value, Items):
+        return value.exact and len(value.slots) <= MAX_ROUNDS
+    if isinstance(value, Mapping):
+        return REST not in value.slots and len(value.slots) <= MAX_ROUNDS
+    if isinstance(value, External) and value.name == "range":
+        return not any(isinstance(one, Host) and "loop" in one.marks for one in _range(value)) and all(
+            isinstance(one, Host) and one.known for one in value.args
+        )
+    return isinstance(value, External) and bool(value.slots)
 
 
 def _keys(value: Mapping) -> list[Value]:
@@ -237,6 +252,7 @@ def _items_method(machine: Machine, items: Items, name: str, args: list[Value], 
 
 def append(machine: Machine, items: Items, value: Value) -> None:
     """Adds at the end; after eight the list is summed up."""
+    machine.grown.append(items)
     if items.exact and len(items.slots) < 8:
         machine.put(items, len(items.slots), value)
     else:
@@ -420,6 +436,8 @@ _PURE: dict[str, Callable[..., Any]] = {
 
 def _len(machine: Machine, event: ev.CallEvent) -> Value:
     value = event.args[0] if event.args else UNKNOWN
+    if isinstance(value, (Items, Mapping)) and value in machine.longer:
+        return Host("int")
     if isinstance(value, Items) and value.exact:
         return Host("int", len(value.slots), marks=frozenset({"length"}))
     if isinstance(value, Mapping) and REST not in value.slots:
@@ -467,6 +485,9 @@ def _getattr(machine: Machine, event: ev.CallEvent) -> Value:
         and isinstance(event.args[1].value, str)
     ):
         obj, name = event.args[0], event.args[1].value
+        key = modules.slot_key(obj, name)
+        if isinstance(obj, Holder) and not isinstance(key, str):
+            return machine.read(obj, key, obj.slots[key], event.at)
         if (
             isinstance(obj, Instance)
             and len(event.args) > 2
@@ -500,7 +521,12 @@ def _hasattr(machine: Machine, event: ev.CallEvent) -> Value:
 def _setattr(machine: Machine, event: ev.CallEvent) -> Value:
     if len(event.args) == 3 and isinstance(event.args[1], Host) and event.args[1].known:
         for one in alternatives(event.args[0]):
-            machine.set_attribute(one, str(event.args[1].value), event.args[2], event.at)
+            name = str(event.args[1].value)
+            key = modules.slot_key(one, name)
+            if isinstance(one, Holder) and not isinstance(key, str):
+                machine.write(one, key, event.args[2], event.at)
+            else:
+                machine.set_attribute(one, name, event.args[2], event.at)
     return NONE
 
 
@@ -558,12 +584,20 @@ def _dict(machine: Machine, event: ev.CallEvent) -> Value:
     if event.args and isinstance(event.args[0], Mapping):
         made.slots.update(event.args[0].slots)
     elif event.args:
-        made.slots[REST] = UNKNOWN
-        pairs = iterated(machine, event.args[0], event.at)
-        if pairs and all(isinstance(pair, Items) and len(pair.slots) == 2 for pair in pairs):
-            made.slots[REST] = join(*[pair.slots.get(1, UNKNOWN) for pair in pairs if isinstance(pair, Items)])
+        fill(machine, made, event.args[0], event.at)
     made.slots.update({key: one for key, one in event.keywords.items() if key != "**"})
     return made
+
+
+def fill(machine: Machine, made: Mapping, source: Value, at: ir.Span) -> None:
+    """`dict([(key, value), ...])`: by their keys where all are written out, else summed up."""
+    if isinstance(source, Items) and source.exact and all(isinstance(pair, Items) for pair in source.values):
+        pairs = [(machine.key(pair.slots.get(0, UNKNOWN)), pair) for pair in source.values if isinstance(pair, Items)]
+        if all(key is not NO and len(pair.slots) == 2 for key, pair in pairs):
+            made.slots.update({key: pair.slots[1] for key, pair in pairs})
+            return
+    values = [pair.slots.get(1, UNKNOWN) for pair in iterated(machine, source, at) if isinstance(pair, Items)]
+    made.slots[REST] = join(*values) if values else UNKNOWN
 
 
 def _map(machine: Machine, event: ev.CallEvent) -> Value:

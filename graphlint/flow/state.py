@@ -93,6 +93,8 @@ class State:
         self.default_stream: External | None = None
         self.veils = 0  # how many context managers are open of which nothing is known: one may change the stream
         self.grad_mode = True  # autograd records
+        self.grown: list[Cell | Holder] = []  # counters and containers, in the order in which they grew
+        self.longer: set[Holder] = set()  # containers that grew in a loop with more rounds than were walked
         self.frozen: set[Storage] = set()  # parameters that need no gradient, one by one
 
     @property
@@ -162,6 +164,8 @@ class State:
         """A write that the checks may want to see."""
         old = holder.slots.get(key)
         self.put(holder, key, value)
+        if old is None and isinstance(holder, Mapping):
+            self.grown.append(holder)
         if isinstance(value, Tensor) and value.storage.cell is None and not isinstance(holder, Scope):
             value.storage.cell = Cell(holder, key)
         if isinstance(holder, Scope) and not (self.captures or holder.outer is None):

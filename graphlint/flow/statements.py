@@ -179,7 +179,11 @@ class Statements(Calls):
         if isinstance(old, Items) and node.op == "+":
             pylib.method(self.machine, old, "extend", [value], {}, node.at)
             return NORMAL
-        self.assign(target, self.binary(node.op, old, value, node.at), node.at, "augment")
+        new = self.binary(node.op, old, value, node.at)
+        self.assign(target, new, node.at, "augment")
+        place = self.place_of(target) if isinstance(new, Host) and new.kind == "int" and new.known else None
+        if place is not None:
+            self.grown.append(Cell(*place))
         return NORMAL
 
     def _Do(self, node: ir.Do) -> int:

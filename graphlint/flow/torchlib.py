@@ -19,6 +19,7 @@ from graphlint.flow.values import (
     Holder,
     Host,
     Instance,
+    Mapping,
     Partial,
     Symbol,
     Tensor,
@@ -151,7 +152,7 @@ def decorate(machine: Machine, func: Value, target: Value, at: ir.Span) -> Value
             target.owner,
             target.defaults,
             target.wraps,
-            {**target.facts, "contexts.grad_mode": mode},
+            {**target.facts, "grad_mode": mode},
         )
     if isinstance(func, External) and func.name == "functools.singledispatch.register":
         return stdlib.register(machine, func.facts["func"], [func.facts["cls"], target], at)
@@ -231,7 +232,17 @@ def _cached(machine: Machine, func: Wrapped, args: list[Value], keywords: dict[s
             one.storage.owner = "lru"
     if usable:
         results[key] = result
+        if machine.captures and not machine.open and not func.facts["bounded"]:
+            _stored(machine, func, args, result, at)
     return result
+
+
+def _stored(machine: Machine, func: Wrapped, args: list[Value], result: Value, at: ir.Span) -> None:
+    """A cache without a bound keeps every result, like a dict."""
+    store = func.facts.setdefault("store", Mapping(machine.site(at), machine.tick()))
+    index = args[0] if len(args) == 1 else machine.items("tuple", args, at)
+    machine.happen(ev.IndexEvent, at, store, index, result, False)
+    machine.write(store, machine.key(index), result, at)
 
 
 def _capture_safe(machine: Machine, func: Wrapped, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:
