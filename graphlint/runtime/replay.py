@@ -184,12 +184,24 @@ class Captured:
         self.lending = None
 
     def holders(self) -> tuple[int, int]:
-        """How many names, beside the graph's own, hold the last result, and how many views; the largest of each."""
-        names = views = 0
+        """How many names and views, beside the graph's own, hold one of the last results, and how many of those are
+        views; the largest of each.
+        """
+        most = views = 0
+        asleep = self.hot is None  # the fast path would hold each output once
         for i, base in self.lending.base.items() if self.lending else ():
             now = self.count(i)
-            names, views = max(names, now.names - base.names), max(views, now.views - base.views)
-        return names, views
+            most = max(most, now.names + now.views - base.names - base.views + asleep)
+            views = max(views, now.views - base.views)
+        return most, views
+
+    def is_held_anew(self) -> bool:
+        """Whether a result is held where the caller did not let go of one before."""
+        most, _ = self.holders()
+        if not most or self.lending is None:
+            return False
+        frame = caller()
+        return most > self.lending.allowed or self.lending.places.get(frame.f_lasti) is not frame.f_code
 
     def count(self, i: int) -> Holders:
         """What holds output `i` now, the graph's own names and views included."""
@@ -437,7 +449,7 @@ def _write_kept(
         out.constants.update(refs=sys.getrefcount, uses=storage_uses, kept=kept, mine=captured)
         if cut:
             out.constants.update(holders=captured.holders)
-            out.add("held = sum(holders())")
+            out.add("held = holders()[0]")
             _write_lent(out, lending, ["held"], ["0"], routed=True)
         else:
             watched = lending.fresh[:WATCHED_OUTPUTS]

@@ -328,3 +328,32 @@ def test_a_kept_result_is_told_when_it_comes_as_a_surprise(kit: Any) -> None:
         old = y
         guard(inputs(kit)[0])
     assert float(old[0]) == 2.0 * (N - 1)
+
+
+def test_more_graphs_than_fast_paths(kit: Any) -> None:
+    guard = kit.guard(double)
+    sizes = [2, 3, 4, 5, 6, 7]
+    for _ in range(5):
+        for n in sizes:
+            guard(torch.full((n,), 1.0, device=kit.device))
+    kept: dict[int, list[Any]] = {n: [] for n in sizes}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(5):
+            for n in sizes:
+                kept[n].append(guard(torch.full((n,), float(i), device=kit.device)))
+    assert all([float(y[0]) for y in ys] == [2.0 * i for i in range(5)] for ys in kept.values())
+
+
+def test_a_loaded_state_is_no_reason_to_copy(kit: Any) -> None:
+    m = torch.nn.Linear(3, 3).to(kit.device)
+    guard = kit.guard(lambda x: m(x).detach())
+    for x in inputs(kit, 4):
+        y = guard(torch.stack([x, x]))
+    for _ in range(5):
+        m.load_state_dict(m.state_dict())
+        for x in inputs(kit, 2):
+            y = guard(torch.stack([x, x]))
+            assert torch.equal(y, m(torch.stack([x, x])))
+    (captured,) = guard._graphs.values()
+    assert captured.outputs_mode == "alias"
