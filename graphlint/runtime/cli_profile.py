@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,10 @@ class _Failure(click.ClickException):
     """One line on stderr, exit code 2."""
 
     exit_code = FAILED
+
+
+_OF_FILES = {"step_range": "--step-range", "wall_us": "--wall-us"}
+_OF_CALLABLES = {"steps": "--steps", "warmup": "--warmup", "measure": "--measure", "save_trace": "--save-trace"}
 
 
 @click.command("profile")
@@ -56,15 +62,29 @@ def profile_command(
     `(step, batches)`, where `batches` is a list of argument tuples or a function of the iteration. FILE is a recording:
     a Chrome trace of torch.profiler (.json, .json.gz) or an Nsight Systems export (.sqlite).
     """
+    for path in (html, output_file, save_trace):
+        _require_writable(path)  # before minutes of measuring
     if Path(target).is_file():
+        _refuse(_OF_CALLABLES, "is for a step that is run; a recording is taken as it is")
         report = _from_file(Path(target), step_range, wall_us)
+    elif Path(target).is_dir():
+        raise _Failure(f"{target}: a folder; give one recording in it")
     elif ":" not in target:
         raise _Failure(f"{target}: no such file; give a recording or MODULE:CALLABLE")
     else:
+        _refuse(_OF_FILES, "is for a recording; a step that is run is marked and timed by itself")
         report = _from_callable(target, steps, warmup, "auto" if measure is None else measure, save_trace)
     if html is not None:
         _write(html, report.to_html())
     _emit({"text": report.to_text, "json": report.to_json, "html": report.to_html}[output_format](), output_file)
+
+
+def _refuse(options: dict[str, str], why: str) -> None:
+    """An option that would be ignored is a mistake."""
+    context = click.get_current_context()
+    for name, option in options.items():
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise _Failure(f"{option} {why}")
 
 
 def _from_file(path: Path, mark: str | None, wall_us: float | None) -> Any:
@@ -83,7 +103,8 @@ def _from_callable(target: str, steps: int, warmup: int, measure: Any, trace: Pa
     try:
         require_device()  # before the user's code runs
         step, batches = _made(target)
-        return profile(step, batches=batches, steps=steps, warmup=warmup, measure=measure, trace=trace)
+        with _memory_told():
+            return profile(step, batches=batches, steps=steps, warmup=warmup, measure=measure, trace=trace)
     except (NoDevice, StepFailed) as error:
         raise _Failure(str(error)) from None
 
@@ -116,18 +137,32 @@ def parity_command(
 
     MODULE:make_step returns `step` or `(step, batches)`; the step returns its loss. Exit code 1 when they diverge.
     """
-    from graphlint.runtime.parity import ParityFailed, parity
+    from graphlint.runtime.parity import NO_DEVICE, ParityFailed, parity
     from graphlint.runtime.profiling.record import NoDevice, require_device
 
+    _require_writable(output_file)
     try:
-        require_device()
+        require_device(NO_DEVICE)
         step, batches = _made(target)
-        report = parity(step, batches=batches, steps=steps, warmup=warmup, graphed=graphed, rtol=rtol)
+        with _memory_told():
+            report = parity(step, batches=batches, steps=steps, warmup=warmup, graphed=graphed, rtol=rtol)
     except (ParityFailed, NoDevice) as error:
         raise _Failure(str(error)) from None
     _emit(report.to_json() if output_format == "json" else report.to_text(), output_file)
     if not report.ok:
         sys.exit(FOUND)
+
+
+@contextmanager
+def _memory_told() -> Iterator[None]:
+    """Measuring keeps copies of the state and graphs with memory of their own."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        said = f"the GPU's memory is used up ({_first_line(error)}); try a smaller batch"
+        raise _Failure(said) from None
 
 
 def _made(target: str) -> tuple[Callable[..., Any], Any]:
@@ -139,29 +174,39 @@ def _made(target: str) -> tuple[Callable[..., Any], Any]:
     found = _load(target)
     try:
         made = found()
-    except Exception as error:
-        said = (str(error).strip() or "no message").splitlines()[0]
+    except (Exception, SystemExit) as error:
+        said = _first_line(error)
         hint = "; let a function without arguments return (step, batches)" if isinstance(error, TypeError) else ""
         raise _Failure(f"{target} raises {type(error).__name__}: {said}{hint}") from None
     if callable(made):
         return made, None
     if isinstance(made, tuple) and len(made) == 2 and callable(made[0]):
         step, batches = made
-        return step, batches if callable(batches) else list(batches)
+        if not callable(batches) and not hasattr(batches, "__iter__") and not hasattr(batches, "__getitem__"):
+            kind = type(batches).__name__
+            raise _Failure(f"{target} returns a {kind} for its batches; give a list, or a function of the iteration")
+        return step, batches
     return found, None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]
 
 
 def _load(target: str) -> Callable[[], Any]:
     module_name, _, path = target.partition(":")
     if not module_name or not path:
         raise _Failure(f"{target}: give MODULE:CALLABLE, for example train:make_step")
+    if module_name.endswith(".py") or "/" in module_name:
+        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise _Failure(f"{target}: give the module and not its file: {dotted}:{path}")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:
-        said = (str(error).strip() or "no message").splitlines()[0]
-        raise _Failure(f"{target}: importing {module_name} raises {type(error).__name__}: {said}") from None
+    except (Exception, SystemExit) as error:
+        said = f"{type(error).__name__}: {_first_line(error)}"
+        raise _Failure(f"{target}: importing {module_name} raises {said}") from None
     for part in path.split("."):
         if not hasattr(found, part):
             raise _Failure(f"{target}: {module_name} has no {path}")
@@ -173,9 +218,30 @@ def _load(target: str) -> Callable[[], Any]:
 
 def _emit(text: str, path: Path | None) -> None:
     if path is None:
-        click.echo(text, nl=not text.endswith("\n"))
+        click.echo(_for_terminal(text), nl=not text.endswith("\n"))
     else:
         _write(path, text)
+
+
+def _for_terminal(text: str) -> str:
+    """The text in what the output can show: a stream in ASCII has no blocks and no micro sign."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+        return text
+    except UnicodeEncodeError:
+        plain = text.translate(str.maketrans("▁▂▃▄▅▆▇█µ·", "..::=+##u-"))
+        return plain.encode(encoding, "replace").decode(encoding)
+
+
+def _require_writable(path: Path | None) -> None:
+    if path is None:
+        return
+    folder = path.parent
+    if not folder.is_dir():
+        raise _Failure(f"{path}: can't be written (there is no folder {folder})")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise _Failure(f"{path}: can't be written (permission denied)")
 
 
 def _write(path: Path, text: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +32,12 @@ class Grapher(Protocol):
     def __call__(self, fn: Call, batch: Batch) -> Call:
         """A callable that takes batches like `fn` and returns its loss."""
         ...
+
+
+NO_DEVICE = (
+    "parity replays a captured graph; without one `graphlint dry-run` runs the step repeatedly and names what a replay "
+    "would not repeat"
+)
 
 
 class ParityFailed(RuntimeError):
@@ -67,12 +74,12 @@ def parity(
     """
     grapher = _grapher(graphed)
     fn = eager(fn)
-    step, world = Step(fn, args, batches), World(fn)
+    step, world = Step(fn, args, _at_hand(batches, warmup + steps)), World(fn)
     try:
         for i in range(warmup):
             step(i)
     except Exception as error:
-        raise ParityFailed(f"the eager step raises {type(error).__name__}: {error}") from error
+        raise ParityFailed(f"the eager step raises {type(error).__name__}: {_said(error)}") from error
     snapshot = world.snapshot()
     try:
         first = _run(step, step.fn, world, steps, warmup)
@@ -88,13 +95,23 @@ def parity(
     return compare(first.curves(), again.curves(), replayed.curves(), rtol, changed)
 
 
+def _at_hand(batches: Any, count: int) -> Any:
+    """Batches that can be asked for by their number, all three runs get the same: of an iterable the first ones."""
+    if batches is None or callable(batches):
+        return batches
+    kept = batches if hasattr(batches, "__getitem__") else list(islice(batches, count))
+    if not len(kept):
+        raise ParityFailed("there are no batches; give at least one, as the step gets them in training")
+    return kept
+
+
 def _grapher(graphed: Grapher | str) -> Grapher:
     if not isinstance(graphed, str):
         return graphed
     named: dict[str, Grapher] = {"guard": guarded, "graph": plain_graph}
     if graphed not in named:
         raise ValueError(f"graphed={graphed!r} is unknown; give 'guard', 'graph' or a function that makes the twin")
-    require_device()
+    require_device(NO_DEVICE)
     return named[graphed]
 
 
@@ -121,9 +138,10 @@ def guarded(fn: Call, batch: Batch) -> Call:
 
 def plain_graph(fn: Call, batch: Batch) -> Call:
     """The step as one `torch.cuda.graph`, with static copies of the batch's device tensors."""
-    from graphlint.runtime.profiling.measure import capture
+    from graphlint.runtime.profiling.measure import capture, static_copy
 
-    static = tuple(a.clone() if _on_device(a) else a for a in batch)
+    static = static_copy(batch)
+    places = _device_tensors(static)
     held: list[Any] = [None]
 
     def body() -> None:
@@ -132,17 +150,21 @@ def plain_graph(fn: Call, batch: Batch) -> Call:
     graph = capture(body, World(fn).generators)
 
     def replay(*fresh: Any) -> Any:
-        for place, value in zip(static, fresh, strict=True):
-            if _on_device(place):
-                place.copy_(value)
+        values = _device_tensors(fresh)
+        if [v.shape for v in values] != [p.shape for p in places]:
+            raise ParityFailed("the batch has other shapes than the one that was captured; a plain graph takes one set")
+        for place, value in zip(places, values, strict=True):
+            place.copy_(value)
         graph.replay()
         return held[0]
 
     return replay
 
 
-def _on_device(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_cuda
+def _device_tensors(batch: Batch) -> list[Any]:
+    """The tensors of a batch on the device, at any depth."""
+    leaves = torch.utils._pytree.tree_leaves(batch)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_cuda]
 
 
 @dataclass
@@ -166,6 +188,8 @@ def _run(step: Step, call: Call, world: World, steps: int, offset: int) -> _Run:
         run.rates.append(_rates(world))
         try:
             result = call(*step.batch(i))
+        except ParityFailed:
+            raise
         except Exception as error:
             which = "eager" if call is step.fn else "graphed"
             raise ParityFailed(f"{which} step {i - offset} raises {type(error).__name__}: {_said(error)}") from error

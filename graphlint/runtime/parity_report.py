@@ -11,6 +11,8 @@ import msgspec
 _NOISE = 4.0  # a difference this many times what eager differs from itself is not noise
 _STATE_RTOL = 1e-6  # relative difference of a tensor's norm that is worth naming
 _NAMED = 5
+_NOISY = 0.01  # difference of two eager runs, as a part of the loss, that hides what is looked for
+_SHOWN = 10  # steps of the table, beside those around the divergence
 _COLUMNS, _ROWS = 72, 14
 
 
@@ -141,12 +143,26 @@ def _lines(report: ParityReport) -> Iterator[str]:
     if report.first_state is not None and not report.ok:
         step, names = report.first_state
         yield f"First to differ, after step {step}: {', '.join(names)}."
+    yield from _cautions(report)
     yield ""
     yield from plot(report.eager, report.graphed, report.diverged)
     yield ""
     yield from _table(report)
     for reason in report.reasons:
         yield f"why: {reason}"
+
+
+def _cautions(report: ParityReport) -> Iterator[str]:
+    """What the comparison can't see."""
+    odd = next((i for i, value in enumerate(report.eager) if not math.isfinite(value)), None)
+    if odd is not None:
+        yield f"note: the eager loss itself is {report.eager[odd]} at step {odd}: find out why before trusting a graph."
+    usual = sorted(abs(value) for value in report.eager if math.isfinite(value))
+    if usual and report.noise > _NOISY * usual[len(usual) // 2]:
+        yield (
+            f"note: two eager runs differ by {report.noise:.2g} themselves, so that smaller faults of a graph stay "
+            "unseen; torch.use_deterministic_algorithms(True) may help."
+        )
 
 
 def _equality(report: ParityReport) -> str:
@@ -159,8 +175,8 @@ def _equality(report: ParityReport) -> str:
 
 
 def _table(report: ParityReport) -> Iterator[str]:
-    """First, last, and the steps around the divergence."""
-    wanted = {0, report.steps - 1}
+    """First, last, some between, and the steps around the divergence."""
+    wanted = {0, report.steps - 1, *range(0, report.steps, -(-report.steps // _SHOWN))}
     if report.diverged is not None:
         wanted |= {i for i in range(report.diverged - 1, report.diverged + 2) if 0 <= i < report.steps}
     yield f"{'step':>6} {'eager':>14} {'graphed':>14} {'difference':>12}"

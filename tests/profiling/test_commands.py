@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,8 +48,9 @@ def one_line(result: Result, said: str) -> None:
 
 def test_what_is_no_recording(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    one_line(run(tmp_path / "notes.txt"), "no Chrome trace")
+    one_line(run(tmp_path / "notes.txt"), "no Chrome trace and no SQLite database")
     one_line(run(tmp_path / "missing.json"), "no such file")
+    one_line(run(tmp_path), "a folder; give one recording in it")
     one_line(run(DATA / "small_gpt.json.gz", "--step-range", "epoch"), "no range")
 
 
@@ -59,8 +61,40 @@ def test_a_page_that_can_not_be_written(tmp_path: Path) -> None:
 def test_without_a_gpu_a_callable_is_refused_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    one_line(run("no_such_module:step"), "no CUDA device")
-    one_line(CliRunner().invoke(parity_command, ["no_such_module:make_step"]), "no CUDA device")
+    one_line(run("no_such_module:step"), "no CUDA device: launch share and gain can only be measured on a GPU")
+    parity = CliRunner().invoke(parity_command, ["no_such_module:make_step"])
+    one_line(parity, "no CUDA device: parity replays a captured graph; without one `graphlint dry-run`")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["RECORDING", "--steps", 4], "--steps is for a step that is run"),
+        (["RECORDING", "--no-measure"], "--measure is for a step that is run"),
+        (["train:step", "--wall-us", 100], "--wall-us is for a recording"),
+        (["train:step", "--step-range", "iteration"], "--step-range is for a recording"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(arguments: list[object], said: str) -> None:
+    one_line(run(*(DATA / "mixed.json.gz" if a == "RECORDING" else a for a in arguments)), said)
+
+
+def test_what_can_not_be_written_is_told_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for option in ("--html", "--save-trace", "-o"):
+        one_line(run("no_such_module:step", option, tmp_path / "no" / "file"), "can't be written (there is no folder")
+    one_line(
+        CliRunner().invoke(parity_command, ["no_such_module:step", "-o", str(tmp_path / "no" / "file")]), "no folder"
+    )
+
+
+def test_a_recording_whose_page_has_no_letters_beyond_ascii(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "graphlint", "profile", str(DATA / "mixed.json.gz")]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "as a graph   |###" in done.stdout and " us)" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -71,6 +105,13 @@ def test_without_a_gpu_a_callable_is_refused_before_it_runs(monkeypatch: pytest.
         ("steps_here:number", "can't be called"),
         ("steps_here:needs_input", "return (step, batches)"),
         ("steps_here:broken", "raises ValueError: no data"),
+        ("steps_here:leaves", "raises SystemExit: 3"),
+        ("leaves_here:step", "importing leaves_here raises SystemExit: 4"),
+        ("steps_here.py:broken", "give the module and not its file: steps_here:broken"),
+        ("./steps_here.py:broken", "give the module and not its file: steps_here:broken"),
+        ("steps_here:odd_batches", "returns a int for its batches"),
+        ("steps_here:no_batches", "there are no batches"),
+        (":", "give MODULE:CALLABLE"),
     ],
 )
 def test_targets_that_are_no_step(target: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +120,13 @@ def test_targets_that_are_no_step(target: str, said: str, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "steps_here.py").write_text(
         "number = 3\ndef needs_input(x): pass\ndef broken():\n    raise ValueError('no data')\n"
+        "def leaves():\n    raise SystemExit(3)\n"
+        "def odd_batches():\n    return print, 7\ndef no_batches():\n    return print, []\n"
     )
+    (tmp_path / "leaves_here.py").write_text("raise SystemExit(4)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     sys.modules.pop("steps_here", None)
     one_line(run(target), said)
     one_line(CliRunner().invoke(parity_command, [target]), said)

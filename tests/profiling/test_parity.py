@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -89,6 +90,41 @@ def test_a_frozen_learning_rate_is_found_and_named() -> None:
     # three warm-up steps: the schedule changes the rate after the tenth, which is step 7 here; its loss shows at 8
     assert report.diverged == 8 and report.first_state is not None and report.first_state[0] == 7
     assert any("frozen-lr" in reason for reason in report.reasons)
+
+
+def test_batches_of_a_loader_and_none_at_all() -> None:
+    task = Task()
+    asked: list[int] = []
+
+    def endless() -> Any:
+        for i in itertools.count():
+            asked.append(i)
+            yield task.data[i % 8]
+
+    report = parity(task.step, batches=endless(), steps=10, warmup=2, graphed=same)
+    assert report.ok and report.steps == 10 and asked == list(range(12))  # each once, the same for all three runs
+    with pytest.raises(ParityFailed, match="there are no batches"):
+        parity(task.step, batches=[], steps=10, graphed=same)
+
+
+def test_a_loss_that_is_no_number_is_said_so() -> None:
+    task = Task()
+    report = parity(lambda x: task.step(x) * math.nan, batches=task.data, steps=4, graphed=same)
+    assert "the eager loss itself is nan at step 0" in report.to_text()
+
+
+def test_an_eager_run_that_does_not_repeat_itself_is_said_so() -> None:
+    report = compare(Curves((1.0, 1.0)), Curves((1.0, 1.2)), Curves((1.0, 1.1)), rtol=1e-3)
+    assert report.ok and "two eager runs differ by 0.2 themselves" in report.to_text()
+    quiet = compare(Curves((1.0, 1.0)), Curves((1.0, 1.0)), Curves((1.0, 1.0)), rtol=1e-3)
+    assert "note:" not in quiet.to_text()
+
+
+def test_both_curves_are_printed_along_the_run() -> None:
+    losses = tuple(1.0 / (i + 1) for i in range(50))
+    report = compare(Curves(losses), Curves(losses), Curves((*losses[:33], *[9.0] * 17)), rtol=1e-3)
+    rows = [int(words[0]) for line in report.to_text().splitlines() if len(words := line.split()) > 3 and words[0].isdigit()]
+    assert rows == [0, 5, 10, 15, 20, 25, 30, 32, 33, 34, 35, 40, 45, 49]
 
 
 def test_a_loss_that_never_changes() -> None:

@@ -46,7 +46,7 @@ def measure_step(step: Step, world: World) -> Measured:
         world: what it reaches. Its tensors are kept alive meanwhile: a replay writes where they were.
     """
     batch = step.batch(0)
-    static = _static(batch)
+    static = static_copy(batch)
     try:
         graph = capture(lambda: step.fn(*static), world.generators)
     except Exception as error:
@@ -63,7 +63,7 @@ def measure_step(step: Step, world: World) -> Measured:
     return Measured(eager, graphed)
 
 
-def _static(batch: Batch) -> Batch:
+def static_copy(batch: Batch) -> Batch:
     """The batch with a copy in place of each tensor on the device, at any depth."""
     static: Batch = torch.utils._pytree.tree_map(lambda a: a.clone() if _on_device(a) else a, batch)
     return static

@@ -101,14 +101,20 @@ class Step:
         return tuple(_shapes(self.batch(i)) for i in range(min(len(self._batches), 64)))
 
 
-def require_device() -> None:
-    """Raises:
-    NoDevice: torch sees no CUDA device.
+def require_device(
+    otherwise: str = (
+        "launch share and gain can only be measured on a GPU: record a trace where there is one and give its file, "
+        "or let `graphlint dry-run` name what would break a capture, which needs none"
+    ),
+) -> None:
+    """Args:
+        otherwise: what can be done without a GPU.
+
+    Raises:
+        NoDevice: torch sees no CUDA device.
     """
     if not torch.cuda.is_available():
-        raise NoDevice(
-            "no CUDA device: a profile measures a GPU; record a trace on a machine with one and give its file instead"
-        )
+        raise NoDevice(f"no CUDA device: {otherwise}")
 
 
 def record(step: Step, world: World, steps: int, warmup: int, trace: Path | None = None) -> Recording:
