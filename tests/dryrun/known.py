@@ -2,22 +2,17 @@
 
 KNOWN: dict[str, str] = {
     "crash_padded_encoder": "the encoder's fast path does not run under a function mode",
-    "silent_autocast_cache": "the cached cast is told as dead memory, not as a frozen mode",
     "silent_concurrent_shared_pool": "memory reuse inside a shared pool is not played",
-    "silent_environment_read": "told where the number is used, not where the environment is read",
     "silent_grads_accumulate": "eager accumulates just the same: nothing differs from a replay",
     "silent_key_without_max_len": "the changing value is a keyword of a method far from the capture",
     "silent_key_without_window": "told where the number is used, not at the key",
     "silent_keyword_input": "an argument that nothing reads may be spare or forgotten",
-    "silent_memo_used_by_eager": "told as an output that is read before any replay",
     "silent_nested_condition": "an argument that nothing reads may be spare or forgotten",
     "silent_padding_tail_mean": "a part of an input may be stale by design",
     "silent_partial_refill_head": "a part of an input may be stale by design",
     "silent_pool_replay_order": "memory reuse inside a shared pool is not played",
-    "silent_rebound_batch": "told at the setter that rebinds, not at its caller",
     "silent_refill_after_replay": "a refill after a replay may be a prefetch",
     "silent_shared_lr_tensor": "two groups that share one tensor differ from eager in nothing that a replay does",
-    "silent_unscaled_twice": "the eager run raises where the replay goes on",
 }
 
 ELSEWHERE: dict[str, str] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -74,6 +75,7 @@ def _watch_host(session: Session, patches: Patches) -> None:
         patches.put(random, name, noted(session, "host-draw", f"random.{name}", getattr(random, name)))
     _watch_numpy(session, patches)
     _watch_clock(session, patches)
+    _watch_environment(session, patches)
     for owner, prefix in ((torch, "torch"), (torch.random, "torch.random"), (torch.cuda, "torch.cuda")):
         for name in ("manual_seed", "seed", "manual_seed_all", "seed_all"):
             if name in vars(owner):
@@ -132,6 +134,19 @@ def _watch_clock(session: Session, patches: Patches) -> None:
 
     for name in ("time", "perf_counter", "monotonic", "time_ns", "perf_counter_ns"):
         patches.put(time, name, noted(session, "clock", f"time.{name}", getattr(time, name)))
+
+
+def _watch_environment(session: Session, patches: Patches) -> None:
+    """What a region reads from the environment, and what it found there."""
+    kind = type(os.environ)
+    read = kind.__getitem__
+
+    def noted(self: Any, key: str) -> str:
+        found = os.fsdecode(self._data[self.encodekey(key)]) if self.encodekey(key) in self._data else None
+        session.event("environment", f"os.environ[{key!r}]", key if found is None else f"{key}={found}")
+        return read(self, key)
+
+    patches.put(kind, "__getitem__", noted)
 
 
 def _watch_schedulers(session: Session, patches: Patches) -> None:

@@ -8,46 +8,32 @@ break prints the same wrong numbers.
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import sys
 import weakref
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import msgspec
 import torch
 
 from graphlint.findings import Finding, Related
-from graphlint.runtime import differential
 from graphlint.runtime.dryrun import body as region_body
 from graphlint.runtime.dryrun import hoststate, lines, memory, sites, staleness
+from graphlint.runtime.dryrun.captured import Captured
 from graphlint.runtime.dryrun.judge import Judge
 from graphlint.runtime.dryrun.modes import tensors
-from graphlint.runtime.dryrun.records import Site, Trace
+from graphlint.runtime.dryrun.records import Op, Site
+from graphlint.runtime.dryrun.reference import Reference
 from graphlint.runtime.dryrun.session import Region, Session
 from graphlint.runtime.dryrun.tape import Freed
-from graphlint.runtime.dryrun.undo import Undo, gradients, modes_of_now
+from graphlint.runtime.dryrun.undo import Undo, gradients
 
-_COMPARED_REPLAYS = 12
+_CASTS = ("to", "half", "bfloat16", "float", "double", "type", "type_as", "cuda", "cpu", "clone")
 _LATE_CAPTURES = 3
 _MANY_ALIVE = 7
 _FEW_REPLAYS = 3
-
-
-class _Graph:
-    """What the watch knows of one captured region."""
-
-    def __init__(self, region: Region, body: region_body.Body | None, start: int) -> None:
-        self.region, self.body, self.start = region, body, start
-        self.modes = modes_of_now()
-        self.gradients: dict[int, Any] = {}
-        self.labels: differential.Labels = {}
-        self.watch: memory.Watch | None = None
-        self.outputs: list[Any] = []
-        self.holders: dict[int, set[tuple[int, str]]] = {}
-        self.counts: list[int] = []
-        self.replays = 0
 
 
 class Program:
@@ -56,15 +42,22 @@ class Program:
 
     def __init__(self, session: Session, judge: Judge) -> None:
         self._session, self._judge = session, judge
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: dict[int, Captured] = {}
         self._captures: dict[tuple[str, int], list[Any]] = {}
         self._origins: dict[int, Site] = {}
         self._races = memory.Races(session)
         self._lines: list[tuple[str, int]] = []
         self._busy = False
-        self.compared = 0
+        self._frames: dict[int, tuple[str, int]] = {}
+        self._casts: set[int] = set()
         self.found: list[Finding] = []
+        self._reference = Reference(session, judge, self._lines, self._keep)
         session.observer = self
+
+    @property
+    def compared(self) -> int:
+        """How many replays were compared with an eager run."""
+        return self._reference.compared
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -82,18 +75,30 @@ class Program:
         if self._busy or not self._graphs or self._session.region is not None or not self._lines:
             return
         self._busy = True
+        number = id(_users_frame())
+        before, self._frames[number] = self._frames.get(number), place
         try:
             with torch._C.DisableTorchFunction():
                 for graph in self._graphs.values():
                     if graph.watch is not None:
-                        graph.watch.look(self._lines[-1])
+                        self._look(graph.watch, before)
         finally:
             self._busy = False
+
+    def _look(self, watch: memory.Watch, before: tuple[str, int] | None) -> None:
+        """What changed was changed by the line before this one, or by the statement `before` it in the same frame,
+        whose call has just come back."""
+        last, known = self._lines[-1], set(watch.changes)
+        watch.look(last)
+        for path in set(watch.changes) - known if before is not None and before != last else ():
+            name = path.rsplit(".", 1)[-1].split("[")[0]
+            if before is not None and staleness.assigns(before, name) and not staleness.assigns(last, name):
+                watch.changes[path] = msgspec.structs.replace(watch.changes[path], place=before)
 
     def opened(self, region: Region) -> None:
         """A capture begins: remember how to run its body again, and that nothing of it is executed on a device."""
         region.undo = Undo()
-        graph = _Graph(region, region_body.of(sys._getframe(2)), len(self._lines))
+        graph = Captured(region, region_body.of(sys._getframe(2)), len(self._lines))
         bound = graph.body.bind() if graph.body else None
         if bound is not None:
             region.trace.cold = _cold(bound.roots)  # type: ignore[attr-defined]
@@ -135,7 +140,7 @@ class Program:
         replays = sum(g.replays for g in self._graphs.values() if g.region.site.place == region.site.place)
         if alive <= 2 and replays <= _FEW_REPLAYS * len(graphs):
             words = f"captures again and again between replays: {len(graphs)} captures so far"
-            self._add("capture-in-loop", "torch.cuda.graph", words, region.site)
+            self._add("capture-in-loop", "torch.cuda.graph", words, staleness.looped(region.site))
 
     def operator(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An operator outside every region: does it touch a graph's memory too early, or unordered?"""
@@ -149,6 +154,8 @@ class Program:
         site = session.site()
         for storage in writes - reads:
             self._origins.setdefault(storage, site)
+        if _autocast(func, args, session.call):
+            self._casts |= writes
         self._early(reads - writes, func, site)
         if any(session.roles.of(t) == "device" for t in (*given, *made)):
             session.streams.launch()
@@ -175,13 +182,25 @@ class Program:
                 and reads & graph.watch.outputs
                 and func._schema.name != "aten::detach"
             ):
-                if graph.region.kind != "graphed-callable" and not func.is_view:
+                made = self._made_by_region(graph, reads & graph.watch.outputs, site)
+                if made is not None:
+                    words = "is kept by code that eager runs too, and holds nothing before a replay"
+                    self._add("region-cache", made.call or made.name, words, made.site)
+                elif graph.region.kind != "graphed-callable" and not func.is_view:
                     self._add(
                         "early-output-read",
                         func._schema.name,
                         "reads an output of the graph before any replay has filled it",
                         site,
                     )
+
+    @staticmethod
+    def _made_by_region(graph: Captured, storages: set[int], site: Site) -> Op | None:
+        """What made the memory, where the reader is the region's own code, run once more outside."""
+        trace = graph.region.trace
+        if site.place not in {op.site.place for op in trace.ops}:
+            return None
+        return next((trace.ops[graph.region.born[storage]] for storage in storages), None)
 
     def _conflicts(self, found: list[tuple[str, Site, str, Site, str]]) -> None:
         for _, before, was, now, what in found:
@@ -217,16 +236,16 @@ class Program:
                 graph.watch.look(self._lines[-1] if self._lines else site.place)
             self._replaced(graph, site)
             self._kept(graph)
-        self._compare(graph, site)
+        self._reference.compare(graph, site)
 
-    def _replaced(self, graph: _Graph, site: Site) -> None:
+    def _replaced(self, graph: Captured, site: Site) -> None:
         assert graph.watch is not None
         for change in graph.watch.changes.values():
             self._keep(staleness.replaced(self._judge, change), Related(site.filename, site.row, "replayed here"))
         for storage in graph.watch.dead:
             self._lost(graph, storage)
 
-    def _lost(self, graph: _Graph, storage: int) -> None:
+    def _lost(self, graph: Captured, storage: int) -> None:
         """Memory that no name led to was let go: the value of a cached function, or a local of the code that
         captured."""
         origin = self._origins.get(storage)
@@ -244,11 +263,13 @@ class Program:
             inside = graph.body
             step = next(((f, r, n) for f, r, n in op.site.trace if inside and inside.row <= r <= inside.end_row), None)
             site = staleness.line_site((step[0], step[1])) if step else op.site
-            self._add(
-                "dead-input", op.call or op.name, "reads memory that nobody owns any more after the capture", site
-            )
+            rule, words = "dead-input", "reads memory that nobody owns any more after the capture"
+            if storage in self._casts:
+                rule, words = "frozen-mode", "reads the copy of a weight that autocast had made before the capture"
+                graph.explained = True
+            self._add(rule, op.call or op.name, words, site)
 
-    def _kept(self, graph: _Graph) -> None:
+    def _kept(self, graph: Captured) -> None:
         """Names that came to hold an output since the last replay: this replay overwrites what they hold."""
         living = [(index, tensor) for index, ref in enumerate(graph.outputs) if (tensor := ref()) is not None]
         counts = [sys.getrefcount(tensor) for _, tensor in living]
@@ -272,109 +293,6 @@ class Program:
                             staleness.line_site(place),
                         )
                     )
-
-    def _compare(self, graph: _Graph, site: Site) -> None:
-        if graph.body is None or graph.replays > _COMPARED_REPLAYS:
-            return
-        bound = graph.body.bind()
-        if bound is None:
-            return
-        roots = bound.roots  # type: ignore[attr-defined]
-        with self._session.unwatched():
-            self._asks_capturing(graph, bound, roots)
-        later, effects = self._eager(bound, roots, graph)
-        self.compared += 1
-        if later is None:
-            return
-        named = {change.path for change in graph.watch.changes.values()} if graph.watch else set()
-        now = hoststate.labels(roots, self._session.roles.identity)
-        differences = [
-            d
-            for d in differential.compare(graph.region.trace, later, graph.labels, now)
-            if not (named and d.kind == "address")
-        ]
-        if named:
-            differences = [d for d in differences if d.kind not in ("branch", "shape")]
-        self._key(graph, differences)
-        effects = [e for e in effects if not ("entries" in e.after and graph.body.appends(e.name))]
-        for finding in staleness.findings(self._judge, graph.region.trace, differences, effects):
-            self._keep(finding, Related(site.filename, site.row, "replayed here"))
-
-    def _key(self, graph: _Graph, differences: list[differential.Difference]) -> None:
-        """A graph fetched by a key that lacks a value which it froze."""
-        body = graph.body
-        frozen = next((d for d in differences if d.kind in ("scalar", "shape", "branch")), None)
-        row = body.key_row() if body is not None and body.otherwise and frozen is not None else 0
-        if body is not None and frozen is not None and row:
-            names = ", ".join(f"`{name}`" for name in body.otherwise)
-            words = f"finds a graph that froze other values of {names}: {frozen.before} at capture, {frozen.after} now"
-            finding = self._judge.finding(
-                "incomplete-graph-key", "the key", words, staleness.line_site((sites.relative(body.filename), row))
-            )
-            self._keep(finding, Related(frozen.site.filename, frozen.site.row, "used here"))
-
-    def _asks_capturing(self, graph: _Graph, bound: Any, roots: dict[str, Any]) -> None:
-        """A region that asks whether it is being captured must compute the same either way."""
-        asked = next((event for event in graph.region.trace.events if event.kind == "asks-capturing"), None)
-        if asked is None or graph.replays > 1:
-            return
-        results = []
-        for answer in (True, False):
-            self._session.answers_capturing = answer
-            try:
-                self._eager(bound, roots, graph)
-            finally:
-                self._session.answers_capturing = True
-            results.append(self._session.last)
-        if not all(isinstance(x, torch.Tensor) for x in results) or results[0].shape != results[1].shape:
-            return
-        if not torch.allclose(results[0].double(), results[1].double(), equal_nan=True):
-            words = "chooses other arithmetic in a capture than outside of one, and its result differs"
-            self._add("frozen-flag", asked.call, words, asked.site)
-
-    def _eager(self, bound: Any, roots: dict[str, Any], graph: _Graph) -> tuple[Trace | None, list[hoststate.Effect]]:
-        """One eager run of the region, as it would begin now, that leaves nothing behind."""
-        session, region = self._session, graph.region
-        state, clocks, current = (
-            hoststate.HostState(roots),
-            copy.deepcopy(session.streams.clocks),
-            session.streams.current,
-        )
-        shadow = Region("shadow", region.site, region.error_mode)
-        shadow.generators, shadow.undo = region.generators, Undo()
-        before = gradients(roots)
-        for parameter, gradient in before.values():
-            if (
-                gradient is not None
-                and session.roles.identity(gradient) in region.born
-                and graph.gradients.get(id(parameter), (0, 0))[1] is None
-            ):
-                parameter.grad = None  # the captured run found none, and the graph makes its own
-        start = len(self._lines)
-        session.region = shadow
-        session.streams.current = session.streams.new()
-        session.streams.begin(region.error_mode)
-        failed = False
-        try:
-            with graph.modes():
-                result = bound()
-            session.last = next(tensors(result), None)
-            session.last = session.last.detach().clone() if session.last is not None else shadow.last
-        except Exception:
-            failed = True
-        finally:
-            session.region = None
-            session.streams.finish()
-            session.streams.clocks, session.streams.current = clocks, current
-            shadow.trace.lines = self._lines[start:]
-            del self._lines[start:]
-            effects = state.effects()
-            state.restore()
-            with session.silence():
-                shadow.undo.restore()
-            for parameter, gradient in before.values():
-                parameter.grad = gradient
-        return (None if failed else shadow.trace), effects
 
     def freed(self, owner: Any, error: Freed) -> None:
         """The graph reads memory that nobody owns any more; where the names have not told it already, say so."""
@@ -417,6 +335,21 @@ def _cold(roots: dict[str, Any]) -> bool:
         if isinstance(value, torch.amp.GradScaler) and value._scale is None:
             return True
     return False
+
+
+def _users_frame() -> FrameType | None:
+    """The innermost frame that is not graphlint's own."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and sites.is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _autocast(func: Any, args: Any, call: str) -> bool:
+    """Whether an operator is a cast that autocast makes of a weight on its own, and keeps as long as it is open."""
+    if func._schema.name != "aten::_to_copy" or call.rsplit(".", 1)[-1] in _CASTS or not args:
+        return False
+    return isinstance(args[0], torch.Tensor) and args[0].is_leaf and args[0].requires_grad
 
 
 def _written(func: Any, args: Any, kwargs: Any, identity: Any) -> set[int]:

@@ -44,6 +44,7 @@ def dry_run_script(path: str | Path, arguments: Sequence[str] = (), target_torch
 def dry_run_program(main: Callable[[], Any], target_torch: str | None = None) -> DryRunReport:
     """Like `dry_run_script`, for a function that does everything: builds, captures, replays."""
     session, error, printed = Session(emulated=True), "", io.StringIO()
+    session.stop = dry_run_program.__code__  # what is above is no code of the program
     program = Program(session, Judge(rulebook.parse_version(target_torch or torch.__version__)))
     with emulate.emulated_device(session):
         try:

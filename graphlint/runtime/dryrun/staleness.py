@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
 from collections.abc import Iterable
+
+import msgspec
 
 from graphlint.findings import Finding, Related
 from graphlint.runtime.differential import Difference, tested_names
 from graphlint.runtime.dryrun import memory, sites
 from graphlint.runtime.dryrun.hoststate import Effect
 from graphlint.runtime.dryrun.judge import Judge
-from graphlint.runtime.dryrun.records import Site, Trace
+from graphlint.runtime.dryrun.records import Event, Site, Trace
 
 ADDRESS_RULES = {
     "parameter": "replaced-parameter",
@@ -100,12 +103,20 @@ def _scalar_rule(difference: Difference, optimizer: bool) -> str:
 
 
 def _blamed(captured: Trace, site: Site) -> tuple[str, str, Site] | None:
-    """The draw or the clock that a changing number comes from, where the region asked one."""
+    """The draw, the clock or the setting that a changing number comes from, where the region asked one."""
     for event in captured.events:
+        if event.kind == "environment" and _set_since(event):
+            return "frozen-clock", event.call, event.site
         if event.kind in ("host-draw", "clock"):
             rule = "host-rng" if event.kind == "host-draw" else "frozen-clock"
             return rule, event.call, event.site
     return None
+
+
+def _set_since(event: Event) -> bool:
+    """Whether the user's code read an environment variable that has another value now."""
+    key, _, before = event.detail.partition("=")
+    return not any("torch/" in part for part in event.site.inside) and os.environ.get(key, "") != before
 
 
 def _branch(
@@ -118,6 +129,10 @@ def _branch(
     if optimizer:
         words = "takes its first-step branch at capture: state that the region makes is made anew by every replay"
         return judge.finding("state-born-in-region", difference.op, words, site, difference.forward)
+    asked = next((event for event in captured.events if event.kind == "environment" and _set_since(event)), None)
+    if asked is not None:
+        words = "is asked at capture and has another value now; the graph keeps what followed from the first"
+        return judge.finding("frozen-clock", asked.call, words, asked.site)
     tested = tested_names(site.place)
     if "training" in tested:
         rule = "frozen-mode"
@@ -150,6 +165,35 @@ def line_site(place: tuple[str, int]) -> Site:
     )
 
 
+def looped(site: Site) -> Site:
+    """The innermost line on the way to a site that stands in a loop; the site itself where none does."""
+    if _in_loop(site.place, site.function):
+        return site
+    for index in reversed(range(len(site.trace))):
+        filename, row, function = site.trace[index]
+        if _in_loop((filename, row), function):
+            return msgspec.structs.replace(line_site((filename, row)), function=function, trace=site.trace[:index])
+    return site
+
+
+def _in_loop(place: tuple[str, int], function: str) -> bool:
+    """Whether a loop of that function goes around the line."""
+    tree = sites.parsed(place[0])
+    scopes = [
+        node
+        for node in (ast.walk(tree) if tree else ())
+        if isinstance(node, (ast.FunctionDef, ast.Module))
+        and (getattr(node, "name", "<module>") == function or function.endswith("comp>"))
+        and getattr(node, "lineno", 0) <= place[1] <= (getattr(node, "end_lineno", None) or place[1])
+    ]
+    return any(
+        (isinstance(node, (ast.For, ast.While)) and node.lineno < place[1] <= (node.end_lineno or 0))
+        or (isinstance(node, ast.ListComp) and node.lineno <= place[1] <= (node.end_lineno or 0))
+        for scope in scopes
+        for node in ast.walk(scope)
+    )
+
+
 def replaced(judge: Judge, change: memory.Change) -> Finding:
     """A finding for memory, a mode or hooks that changed between the capture and a replay, at the line that changed
     it."""
@@ -169,6 +213,16 @@ def _change_rule(change: memory.Change) -> tuple[str, str]:
     if change.gone and change.kind == "entry":
         return "evicted-cache", words
     return ("replaced-buffer" if change.path.count(".") > 1 else "rebound-input"), words
+
+
+def assigns(place: tuple[str, int], name: str) -> bool:
+    """Whether the statement on a line gives a value to a name, an attribute or a key of that name."""
+    tree = sites.parsed(place[0])
+    return any(
+        _changes(node, name)
+        for node in (ast.walk(tree) if tree else ())
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and node.lineno == place[1]
+    )
 
 
 def last_assigned(lines: list[tuple[str, int]], name: str) -> tuple[str, int] | None:
@@ -209,7 +263,7 @@ def _text(site: Site) -> str:
 
 def _effect(judge: Judge, captured: Trace, effect: Effect) -> Finding | None:
     """A host value that the step changes and replay will not; told at the line that changes it."""
-    site = _assigned(captured, effect.name)
+    site = _assigned(captured, effect.name) or _unscaled(captured, effect)
     if site is None:
         return None
     words = f"is changed by the step on the host ({effect.before} to {effect.after}); a replay runs no Python"
@@ -220,6 +274,14 @@ def _effect(judge: Judge, captured: Trace, effect: Effect) -> Finding | None:
         site,
         related=[Related(site.filename, site.row, f"changes `{effect.path}`")],
     )
+
+
+def _unscaled(captured: Trace, effect: Effect) -> Site | None:
+    """The line that unscales, where a scaler's own note of it outlasts the region: no replay will take that note."""
+    updated = any("_amp_update_scale_" in op.name for op in captured.ops)  # which begins a new note
+    if effect.name not in ("stage", "_per_optimizer_states") or updated:
+        return None
+    return next((op.site for op in captured.ops if op.name.endswith("non_finite_check_and_unscale_")), None)
 
 
 def _assigned(captured: Trace, name: str) -> Site | None:
