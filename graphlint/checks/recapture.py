@@ -51,7 +51,7 @@ def capture_in_loop(walk: Walk) -> Iterator[Report]:
             ):
                 continue
             kept = _kept(first, walk)
-            if kept is None and not _pays_off(replays):
+            if kept is None and not _pays_off(replays, walk):
                 seen.add(key)
                 at_fault = (
                     (frame, span) if any(event.frame is frame for event in replays) else (second.frame, second.at)
@@ -120,8 +120,7 @@ def _written_out(frame: ev.Frame, capture: ev.Capture, walk: Walk) -> bool:
     loops = [event.value for event in walk.of(ev.LoopEvent) if event.frame is frame and event.clock < capture.begin]
     source = loops[-1] if loops else None
     if isinstance(source, External) and source.name == "range":
-        ends = [constant(one) for one in source.args]
-        return all(isinstance(one, int) and one <= 8 for one in ends)
+        return _at_most(source, FEW)
     return isinstance(source, Items) and source.exact and len(source.slots) <= 8
 
 
@@ -141,10 +140,26 @@ def _shrinks(holder: Holder, walk: Walk) -> bool:
     return False
 
 
-def _pays_off(replays: list[ev.ReplayEvent]) -> bool:
-    """Whether one capture is replayed in a loop of its own before the next: a benchmark, or an epoch."""
+def _pays_off(replays: list[ev.ReplayEvent], walk: Walk) -> bool:
+    """Whether one capture is replayed in a loop of its own before the next, a benchmark or an epoch; not in a handful
+    of rounds, which cost less than the capture."""
     lines = [(event.frame.module.path, event.at) for event in replays]
-    return len(set(lines)) < len(lines)
+    if len(set(lines)) == len(lines):
+        return False
+    loops = [
+        event.value
+        for event in walk.of(ev.LoopEvent)
+        if event.frame is replays[-1].frame and event.clock < replays[0].clock
+    ]
+    return not (loops and isinstance(loops[-1], External) and _at_most(loops[-1], FEW))
+
+
+FEW = 8  # replays that are no reason to capture
+
+
+def _at_most(rounds: External, most: int) -> bool:
+    ends = [constant(one) for one in rounds.args] if rounds.name == "range" else []
+    return bool(ends) and all(isinstance(one, int) and one <= most for one in ends)
 
 
 def _loop_of(first: ev.Capture, second: ev.Capture) -> tuple[ev.Frame, tuple[int, int, int, int]] | None:

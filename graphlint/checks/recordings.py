@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from graphlint import ir
 from graphlint.checks.base import Report, Walk, at, constant, within
+from graphlint.checks.memory import memory_read
 from graphlint.flow import events as ev
 from graphlint.flow.values import External, Host, Items, Tensor, Unknown, Value, Wrapped, alternatives, tensors_in
 
@@ -39,8 +41,78 @@ def dynamic_recording(walk: Walk) -> Iterator[Report]:
             counted = next((one for one in _bounds(part.index) if _counts(one, event, walk)), None)
             if counted is not None:
                 seen.add(id(func))
-                yield at(event, "dynamic-recording", func.facts.get("capture"), value="round of the loop")
+                yield at(
+                    event,
+                    "dynamic-recording",
+                    func.facts.get("capture"),
+                    why="gets a new shape in each round of the loop",
+                )
                 break
+
+
+def many_sizes(walk: Walk) -> Iterator[Report]:
+    """A loop hands the function tensors of ever other sizes: every size is another recording."""
+    calls: dict[tuple[int, ir.Span], list[ev.CallEvent]] = {}
+    for event, func in compiled_calls(walk):
+        if _symbolic(func):
+            calls.setdefault((id(func), event.at), []).append(event)
+    for made in calls.values():
+        columns: dict[int, set[tuple[int | None, ...]]] = {}
+        for call in made:
+            for index, arg in enumerate(call.args):
+                sizes = {one.dims for one in alternatives(arg) if isinstance(one, Tensor) and one.dims is not None}
+                columns.setdefault(index, set()).update(sizes)
+        if any(_grows(sizes) for sizes in columns.values()) and not _sliced_here(made[0], walk):
+            called = made[0].receiver
+            capture = called.facts.get("capture") if isinstance(called, Wrapped) else None
+            yield at(made[-1], "dynamic-recording", capture, why="gets a new shape in each round of the loop")
+
+
+def _grows(sizes: set[tuple[int | None, ...]]) -> bool:
+    """Whether one dimension took two sizes in the rounds that were walked, and others in those that were not."""
+    return len({len(one) for one in sizes}) == 1 and any(
+        None in column and len({one for one in column if one is not None}) > 1 for column in zip(*sizes, strict=True)
+    )
+
+
+def _sliced_here(call: ev.CallEvent, walk: Walk) -> bool:
+    """Whether the sizes come from a slice in the call itself, which `dynamic_recording` looks at."""
+    return any(
+        part.frame is call.frame and within(part.at, call.at) and isinstance(part.obj, (Tensor, Unknown))
+        for part in walk.of(ev.IndexEvent)
+    )
+
+
+def replaced_weights(walk: Walk) -> Iterator[Report]:
+    """Between its calls, the function's weights get new memory again and again: for each address another recording."""
+    for func, made in _by_function(walk):
+        capture = func.facts.get("capture")
+        if capture is None:
+            continue
+        touched = memory_read(capture, walk)
+        moves: dict[ir.Span, list[ev.MoveEvent]] = {}
+        for move in walk.of(ev.MoveEvent):
+            if move.capture is None and move.clock > capture.end and touched & set(move.storages):
+                moves.setdefault(move.at, []).append(move)
+        for found in moves.values():
+            between = [move for move in found if any(call.clock > move.clock for call in made)]
+            rounds = {sum(call.clock < move.clock for call in made) for move in between}
+            if len(rounds) > 1:
+                report = at(
+                    between[0],
+                    "dynamic-recording",
+                    capture,
+                    why="gives what the function reads new memory each time",
+                )
+                yield report
+                break
+
+
+def _by_function(walk: Walk) -> list[tuple[Wrapped, list[ev.CallEvent]]]:
+    calls: dict[int, tuple[Wrapped, list[ev.CallEvent]]] = {}
+    for event, func in compiled_calls(walk):
+        calls.setdefault(id(func), (func, []))[1].append(event)
+    return list(calls.values())
 
 
 def _symbolic(func: Wrapped) -> bool:

@@ -293,7 +293,7 @@ class Expressions(State):
         return replace(
             obj,
             rank=rank if rank is None or rank >= 0 else None,
-            dims=obj.dims if whole and len(parts) == 1 else None,
+            dims=_dims_of(obj, parts),
             part=obj.part or not whole,
         )
 
@@ -301,6 +301,8 @@ class Expressions(State):
         parts = [self.eval(part) for part in (node.low, node.high, node.step) if part is not None]
         made = External("slice", self.site(node.at), self.clock)
         made.args = tuple(parts)
+        given = iter(parts)
+        made.facts["bounds"] = tuple(None if part is None else next(given) for part in (node.low, node.high, node.step))
         return made
 
     # -- operators
@@ -725,6 +727,40 @@ class Expressions(State):
 
 def _same_each_time(bound: Value) -> bool:
     return isinstance(bound, Host) and (bound.known or bound.kind == "none") and not bound.origins and not bound.marks
+
+
+def _dims_of(obj: Tensor, parts: list[Value]) -> tuple[int | None, ...] | None:
+    """The dimensions of `obj[parts]`, for numbers and slices."""
+    left = list(obj.dims if obj.dims is not None else [None] * (obj.rank or 0))
+    if not left:
+        return None
+    found: list[int | None] = []
+    for part in parts:
+        if isinstance(part, Host) and part.kind == "none":
+            found.append(1)
+        elif not left:
+            return None
+        elif isinstance(part, External) and part.name == "slice":
+            found.append(_length(part.facts.get("bounds", ()), left.pop(0)))
+        elif isinstance(part, Host) and part.kind == "int":
+            left.pop(0)
+        else:
+            return None
+    return (*found, *left)
+
+
+def _length(bounds: tuple[Value | None, ...], whole: int | None) -> int | None:
+    """How much of `whole` a slice takes."""
+    numbers: list[Any] = [one.value if isinstance(one, Host) and isinstance(one.value, int) else one for one in bounds]
+    if whole is not None and all(one is None or isinstance(one, int) for one in numbers):
+        try:
+            return len(range(whole)[slice(*numbers)])
+        except ValueError:
+            return None
+    low, high, step = numbers if len(numbers) == 3 else (UNKNOWN, UNKNOWN, UNKNOWN)
+    if step is None and low in (None, 0) and isinstance(high, int) and high >= 0:
+        return high
+    return None
 
 
 def _takes_all(part: Value, obj: Tensor) -> bool:
