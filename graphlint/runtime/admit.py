@@ -81,7 +81,7 @@ class Admission:
         elif self.options.mode != "step":
             self.state.copied = frozenset(self.watched.writes)
         self._check_writes()
-        self._check_schedulers()
+        self._check_steps()
         if self.options.tensor_lr and self.options.mode == "step":
             for label in tensor_lr(self.state, self.watched):
                 self.notes.append(f"`{label}` is a device tensor now, so that schedulers reach the graph")
@@ -107,14 +107,23 @@ class Admission:
                 where=self.where,
             )
 
-    def _check_schedulers(self) -> None:
-        for label, where in self.watched.scheduled.items():
+    def _check_steps(self) -> None:
+        """A replay steps no scheduler and takes nothing from an iterator."""
+        for label, where in self.watched.stepped.schedulers.items():
             raise error_of("scheduler-in-region")(
                 f"`{label}.step()` counts on the host: every replay would set the rate of the capture",
                 rule="scheduler-in-region",
                 stage="warmup",
                 where=where or self.where,
                 cure="Step it after the call, outside of the guarded function.",
+            )
+        for label, where in self.watched.stepped.iterators.items():
+            raise error_of("unrepeated-effect")(
+                f"`next({label})` runs on the host: every replay would use the item of the capture",
+                rule="unrepeated-effect",
+                stage="warmup",
+                where=where or self.where,
+                cure="Take the item before the call and pass it as an argument.",
             )
 
     def _check_outputs(self) -> None:

@@ -9,7 +9,9 @@ optimizers=...)`.
 from __future__ import annotations
 
 import functools
+import io
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +60,7 @@ class Found:
     generators: list[torch.Generator] = field(default_factory=list)
     loose: list[Slot] = field(default_factory=list)
     plain: list[Plain] = field(default_factory=list)
+    iterators: list[Plain] = field(default_factory=list)
     objects: dict[str, Any] = field(default_factory=dict)
     containers: dict[str, Any] = field(default_factory=dict)
     _seen: set[int] = field(default_factory=set)
@@ -189,6 +192,8 @@ def _visit(found: Found, value: Any, label: str, slot: Slot | None, depth: int, 
         return
     if id(value) in found._seen or depth > _DEPTH:
         return
+    if isinstance(value, Iterator) and not isinstance(value, io.IOBase) and plain is not None and plain.put is not None:
+        found.iterators.append(plain)
     if getattr(type(value), "is_guard", False):  # another guard: what it guards, not what it keeps
         _callable(found, value._fn, depth + 1)
         return
@@ -207,7 +212,7 @@ def _visit(found: Found, value: Any, label: str, slot: Slot | None, depth: int, 
         found.generators.append(value)
     elif isinstance(value, SCHEDULERS):
         _scheduler(found, value, label, depth)
-    elif isinstance(value, (list, tuple, dict)):
+    elif isinstance(value, (list, tuple, dict, set, deque)):
         _container(found, value, label, depth)
     elif isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
         _callable(found, value, depth + 1)
@@ -233,7 +238,9 @@ def _container(found: Found, value: Any, label: str, depth: int) -> None:
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in pairs:
         name = f"{label}[{key!r}]"
-        slot = None if isinstance(value, tuple) else Slot(name, "tensor", _getter(value, key), _setter(value, key))
+        slot = (
+            None if isinstance(value, (tuple, set)) else Slot(name, "tensor", _getter(value, key), _setter(value, key))
+        )
         look = value.get if isinstance(value, dict) else functools.partial(_at, value)
         _visit(found, item, name, slot, depth + 1, Plain(name, look, key))
 

@@ -307,6 +307,7 @@ ERROR_OF_RULE: dict[str, type[CaptureError]] = {
     "frozen-mode": StaleScalarError,
     "frozen-lr": StaleScalarError,
     "scheduler-in-region": StaleScalarError,
+    "unrepeated-effect": StaleScalarError,
     "replaced-parameter": AddressChangedError,
     "replaced-buffer": AddressChangedError,
     "replaced-gradient": AddressChangedError,

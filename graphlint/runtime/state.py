@@ -220,7 +220,7 @@ def _frozen(value: Any, depth: int) -> Callable[[], None] | None:
         return None
     if isinstance(value, dict):
         items: Any = list(value.items())
-        fill: Callable[[Any], None] = value.update
+        fill: Callable[[Any], None] = functools.partial(_set_items, value)  # `update` of a Counter counts
         elements = list(value.values())
     elif isinstance(value, (list, deque, set)):
         items = list(value)
@@ -238,6 +238,11 @@ def _frozen(value: Any, depth: int) -> Callable[[], None] | None:
             put_back()
 
     return restore
+
+
+def _set_items(mapping: Any, items: list[tuple[Any, Any]]) -> None:
+    for key, item in items:
+        mapping[key] = item
 
 
 def _same(value: Any, items: list[Any]) -> bool:

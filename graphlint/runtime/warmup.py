@@ -9,19 +9,17 @@ steady state.
 from __future__ import annotations
 
 import contextlib
-import functools
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from graphlint.runtime.backend import GraphBackend
-from graphlint.runtime.errors import Where
-from graphlint.runtime.observe import Observer, OpEvent, Written, user_line
+from graphlint.runtime.observe import Observer, OpEvent, Written
 from graphlint.runtime.state import Snapshot, State
+from graphlint.runtime.stepped import Stepped, noting_steps
 
 _TENSOR_LR = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop")
 
@@ -37,7 +35,7 @@ class Watched:
     draws: bool = False
     backward: bool = False
     streams: dict[int, Any] = field(default_factory=dict)
-    scheduled: dict[str, Where | None] = field(default_factory=dict)  # schedulers that were stepped, and at which line
+    stepped: Stepped = field(default_factory=Stepped)
     failed: str = ""
 
     def undo(self) -> None:
@@ -60,16 +58,16 @@ def watch_call(
         return live.clone() if 2 * live.numel() < room else live.to("cpu", copy=True)
 
     observer = Observer(backend.device_type, backend.stream_id(state.device), keep)
-    failed = ""
-    scheduled: dict[str, Where | None] = {}
-    with backend.on_stream(stream), _quiet_anomaly(), _noting_steps(state.found.schedulers, scheduled):
-        try:
-            with observer:
-                call()
-        except Exception as error:
-            failed = f"{type(error).__name__}: {error}"
-    observer.undo()
-    before.restore()
+    failed, stepped = "", Stepped()
+    try:
+        with backend.on_stream(stream), _quiet_anomaly(), noting_steps(state.found, stepped), observer:
+            call()
+    except Exception as error:
+        failed = f"{type(error).__name__}: {error}"
+    finally:  # an interrupt, too, leaves no trace
+        observer.undo()
+        before.restore()
+        stepped.put_back()
     known = {id(t) for t in state.tensors().values()}
     by_storage = arguments | {t.untyped_storage().data_ptr() for t in state.tensors().values()}
     for address, tensor in observer.reads.items():
@@ -84,29 +82,9 @@ def watch_call(
         observer.draws,
         observer.backward,
         observer.streams,
-        scheduled,
+        stepped,
         failed,
     )
-
-
-@contextlib.contextmanager
-def _noting_steps(schedulers: dict[str, Any], noted: dict[str, Where | None]) -> Iterator[None]:
-    """Inside, a `step()` of a learning rate scheduler is written down with the user's line."""
-    before = [(scheduler, scheduler.__dict__.get("step")) for scheduler in schedulers.values()]
-    for label, scheduler in schedulers.items():
-        scheduler.step = functools.partial(_noted_step, scheduler.step, label, noted)
-    try:
-        yield
-    finally:
-        for scheduler, own in before:
-            del scheduler.step
-            if own is not None:
-                scheduler.step = own
-
-
-def _noted_step(step: Callable[..., Any], label: str, noted: dict[str, Where | None], *args: Any, **kwargs: Any) -> Any:
-    noted.setdefault(label, user_line(sys._getframe()))
-    return step(*args, **kwargs)
 
 
 @contextlib.contextmanager
