@@ -123,7 +123,9 @@ def test_an_eager_run_that_does_not_repeat_itself_is_said_so() -> None:
 def test_both_curves_are_printed_along_the_run() -> None:
     losses = tuple(1.0 / (i + 1) for i in range(50))
     report = compare(Curves(losses), Curves(losses), Curves((*losses[:33], *[9.0] * 17)), rtol=1e-3)
-    rows = [int(words[0]) for line in report.to_text().splitlines() if len(words := line.split()) > 3 and words[0].isdigit()]
+    rows = [
+        int(words[0]) for line in report.to_text().splitlines() if len(words := line.split()) > 3 and words[0].isdigit()
+    ]
     assert rows == [0, 5, 10, 15, 20, 25, 30, 32, 33, 34, 35, 40, 45, 49]
 
 

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import pytest
 from build import Recorder, steady
 
+from graphlint.runtime.profiling import drawing, page
 from graphlint.runtime.profiling.analyse import Clock, analyse, with_measurement
 from graphlint.runtime.profiling.drawing import Clock as DrawnClock
 from graphlint.runtime.profiling.readings import Reading
@@ -77,6 +78,44 @@ def test_names_from_a_recording_can_not_break_out_of_the_page() -> None:
     parser.feed(page)
     assert parser.tags.count("script") == 2  # the data and the code; none that the recording brought
     assert "<b>kernel" not in page
+
+
+def test_names_with_braces_stay_what_they_are() -> None:
+    page = replace(report(), source="{{data}} {{headline}} \\1").to_html()
+    assert page.count("{{data}} {{headline}} \\1") == 2  # title and heading
+    assert page.count('"length":') == 1
+
+
+def test_the_page_may_load_nothing() -> None:
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', report().to_html())
+    assert policy and policy[1].startswith("default-src 'none'")
+    assert "http" not in policy[1] and "*" not in policy[1]
+
+
+def test_the_timeline_can_be_used_without_a_mouse() -> None:
+    page = report().to_html()
+    assert re.search(r'<canvas tabindex="0" role="img"', page) and "onkeydown" in page
+    assert re.search(r"<button data-from=[^>]*title='launch: show it'>", page)
+
+
+def test_a_step_too_long_to_draw_says_where_the_timeline_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "MOST_DRAWN", 10)
+    monkeypatch.setattr(page, "MOST_DRAWN", 10)
+    assert "the first 10 operations" in report().to_html()
+    monkeypatch.undo()
+    assert "operations of the step." not in report().to_html()
+
+
+def test_the_spread_of_a_measured_gain_stands_on_the_page_and_in_the_text() -> None:
+    measured = replace(
+        report().whole, wall_range=(380.0, 440.0), graphed_range=(225.0, 235.0), measured_range=(1.6, 1.9)
+    )
+    told = replace(report(), whole=measured)
+    low, high = 380 / measured.projected, 440 / measured.projected
+    assert f"projected {low:.2f}x to {high:.2f}x" in told.to_html()
+    text = told.to_text()
+    assert f"({low:.2f} to {high:.2f})" in text and "(1.60 to 1.90)" in text and "380 µs to 440 µs" in text
+    assert json.loads(told.to_json())["whole"]["gain_range"] == pytest.approx([low, high])
 
 
 def test_the_data_of_the_page_is_the_step() -> None:

@@ -13,7 +13,7 @@ from graphlint.runtime.profiling.report import Drawing
 from graphlint.runtime.profiling.steps import Iteration
 from graphlint.runtime.profiling.timeline import CallKind, Microseconds, RangeKind, module_name, union
 
-_MOST = 20_000  # events that a browser draws without trouble
+MOST_DRAWN = 20_000  # events that a browser draws without trouble
 _LEVELS = 4  # of the module tree that are drawn for the backward pass
 _SHOWN = (CallKind.LAUNCH, CallKind.GRAPH, CallKind.WAIT, CallKind.ALLOC)
 
@@ -61,18 +61,18 @@ def draw(
         wall: true length of the step in microseconds.
     """
     clock = Clock(step, wall)
-    ranges = [r for r in step.ranges if r.kind in (RangeKind.MODULE, RangeKind.OPTIMIZER)][:_MOST]
+    ranges = [r for r in step.ranges if r.kind in (RangeKind.MODULE, RangeKind.OPTIMIZER)][:MOST_DRAWN]
     depths = _depths([(r.start, r.end, r.thread) for r in ranges])
     return Drawing(
         length=round(clock(clock.end), 3),
-        ops=tuple((o.name, *clock.span(o.start, o.end), o.stream, o.kind) for o in step.ops[:_MOST]),
+        ops=tuple((o.name, *clock.span(o.start, o.end), o.stream, o.kind) for o in step.ops[:MOST_DRAWN]),
         gaps=tuple(
             (*clock.span(g.start, g.end), g.cause.value, g.path, g.operator)
-            for g in idle[:_MOST]
+            for g in idle[:MOST_DRAWN]
             if g.end > clock.start
         ),
         calls=tuple((*clock.span(c.start, c.end), c.kind.value, c.name) for c in step.calls if c.kind in _SHOWN)[
-            :_MOST
+            :MOST_DRAWN
         ],
         modules=tuple(
             (*_label(r.name, r.kind), *clock.span(r.start, r.end), depth)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from importlib import resources
 from typing import Any
 
 from graphlint.runtime.profiling.advice import time
+from graphlint.runtime.profiling.drawing import MOST_DRAWN
 from graphlint.runtime.profiling.report import Choice, Drawing, Module, Report, Verdict
 
 _COLOURS = {Verdict.FIRST: "first", Verdict.EASY: "easy", Verdict.NOT_WORTH: "not-worth"}
@@ -34,9 +36,7 @@ def render(report: Report) -> str:
         "notes": "".join(f"<li>{_escape(n)}</li>" for n in _notes(report)),
         "data": _data(report.drawing),
     }
-    for key, value in parts.items():
-        template = template.replace("{{" + key + "}}", value)
-    return template
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], template)  # once: names may hold braces, too
 
 
 def _escape(text: str) -> str:
@@ -99,8 +99,9 @@ def _gaps(drawing: Drawing | None) -> str:
         return ""
     longest = sorted(drawing.gaps, key=lambda g: -g[1])[:_LONGEST]
     return "".join(
-        f"<button data-from={start} data-length={length}><i class='dot {_slug(cause)}'></i>{time(length)}"
-        f"<span>{_escape(path if not path.startswith('(') else operator or path)}</span></button>"
+        f"<button data-from={start} data-length={length} title='{_escape(cause)}: show it'>"
+        f"<i class='dot {_slug(cause)}'></i>{time(length)}<span class=unseen> of idle device, cause: {_escape(cause)}, "
+        f"before </span><span>{_escape(path if not path.startswith('(') else operator or path)}</span></button>"
         for start, length, cause, path, operator in longest
     )
 
@@ -132,6 +133,8 @@ def _notes(report: Report) -> list[str]:
         notes.append(
             f"The profiler made the idle time {times:.1f} times longer; the timeline is drawn with its true length."
         )
+    if report.drawing is not None and len(report.drawing.ops) >= MOST_DRAWN:
+        notes.append(f"The timeline shows the first {MOST_DRAWN:,} operations of the step.")
     return notes
 
 

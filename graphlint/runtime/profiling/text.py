@@ -61,7 +61,7 @@ def _numbers(report: Report) -> Iterator[str]:
         yield f"               {time(whole.graphed):>9}   {measured}; the projection was {off:+.1%} off"
         if whole.earlier is not None and whole.earlier_error is not None and abs(whole.earlier_error - off) > _MOVED:
             yield (
-                f"               {time(whole.earlier):>9}   eager step before that; over it the projected gain was "
+                f"               {time(whole.earlier):>9}   was the eager step before that; the gain projected over it is "
                 f"{whole.earlier_error:+.0%} off"
             )
 
@@ -123,7 +123,8 @@ def _modules(report: Report) -> Iterator[str]:
 
 def _module(m: Module, width: int) -> str:
     path = m.path if len(m.path) <= width else "..." + m.path[3 - width :]
-    measured = f"; step {m.step_measured:.2f} times faster (measured)" if m.step_measured is not None else ""
-    measured += f"; alone {m.gain:.1f} times faster (measured)" if m.gain is not None else ""
+    gains = [f"step {m.step_measured:.2f}x"] if m.step_measured is not None else []
+    gains += [f"alone {m.gain:.1f}x"] if m.gain is not None else []
+    measured = f" (measured: {', '.join(gains)})" if gains else ""
     numbers = f"{m.nodes:>7} {time(m.host):>9} {time(m.device):>9} {m.share:>5.0%} {m.step_gain:>8.2f}x"
     return f"  {path:<{width}} {numbers}  {m.choice.value}: {m.reason}{measured}"
