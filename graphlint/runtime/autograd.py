@@ -107,10 +107,8 @@ class AutogradCaptured:
 
     def launch(self, leaves: list[Any]) -> None:
         """Copies and replays the forward graph."""
+        self.shared.in_order()  # before the copy: the last replay may still read the inputs
         self.static.load(leaves)
-        if self.shared.stream_id() != self.shared.last_stream[0]:
-            self.shared.after_stream(self.shared.last_stream[0])
-            self.shared.last_stream[0] = self.shared.stream_id()
         self.forward.replay()
         self.replays[0] += 1
         self.turn += 1

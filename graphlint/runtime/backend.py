@@ -5,7 +5,8 @@ Everything above this line of the house is plain Python over tensors: it can be 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -62,6 +63,18 @@ class CaptureFailed(Exception):
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Copies:
+    """One grouped copy that takes bare addresses: `pack(block, at, *addresses)` says from where, `launch()` sends it to
+    the current stream and gives 0; any other answer means that nothing was copied.
+    """
+
+    pack: Callable[..., None]
+    block: Any
+    at: int
+    launch: Callable[[], int]
+
+
 class GraphBackend(Protocol):
     """A kind of device that can capture and replay."""
 
@@ -102,6 +115,13 @@ class GraphBackend(Protocol):
 
     def after_stream(self, device: torch.device, stream_id: int) -> None:
         """Makes the current stream wait for what that stream has queued."""
+
+    def copies(
+        self, device: torch.device, addresses: Sequence[int], sizes: Sequence[int], stream: ctypes.c_void_p
+    ) -> Copies | None:
+        """A grouped copy into the buffers at `addresses`, `sizes` bytes each, on the stream that `stream` points to
+        when it is launched; None where torch's own must do.
+        """
 
     def generators(self, device: torch.device) -> list[torch.Generator]:
         """The default generators of the device."""

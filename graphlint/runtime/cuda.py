@@ -10,16 +10,18 @@ replay.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from graphlint.runtime.backend import CaptureFailed, CaptureRequest, UncapturedWork
+from graphlint.runtime.backend import CaptureFailed, CaptureRequest, Copies, UncapturedWork
+from graphlint.runtime.driver import driver_copies
 
 T = TypeVar("T")
 _BACKGROUND = ("pin_memory", "QueueFeeder", "tqdm", "TMonitor", "pydevd", "IPython")
@@ -233,6 +235,12 @@ class CudaBackend:
             current.wait_stream(torch.cuda.default_stream(device))
         else:
             current.wait_stream(torch.cuda.ExternalStream(stream_id, device=device))
+
+    def copies(
+        self, device: torch.device, addresses: Sequence[int], sizes: Sequence[int], stream: ctypes.c_void_p
+    ) -> Copies | None:
+        """One launch by the driver."""
+        return driver_copies(device, addresses, sizes, stream)
 
     def generators(self, device: torch.device) -> list[torch.Generator]:
         """The device's default generator."""

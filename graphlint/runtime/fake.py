@@ -8,8 +8,10 @@ sync-debug mode on.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -17,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from graphlint.runtime.backend import CaptureFailed, CaptureRequest, UncapturedWork
+from graphlint.runtime.backend import CaptureFailed, CaptureRequest, Copies, UncapturedWork
 from graphlint.runtime.observe import _TAGS, _WAITING, Observer
 
 T = TypeVar("T")
@@ -112,6 +114,7 @@ class FakeBackend:
         self.stream = 0
         self.joined: set[int] = set()
         self.heals = True
+        self.refuses_copies = False
         self.free = 1 << 40
         self._numbers = itertools.count(1)
         self._free: list[int] = []
@@ -214,6 +217,22 @@ class FakeBackend:
     def free_bytes(self, device: torch.device) -> int:
         """The number in `free`, which a test may change."""
         return self.free
+
+    def copies(
+        self, device: torch.device, addresses: Sequence[int], sizes: Sequence[int], stream: ctypes.c_void_p
+    ) -> Copies | None:
+        """Moves bytes on the CPU; `refuses_copies` makes every launch fail, as in a thread without a context."""
+        block = ctypes.create_string_buffer(8 * len(sizes))
+
+        def launch() -> int:
+            self.log.append("copies")
+            if self.refuses_copies:
+                return 201
+            for to, source, size in zip(addresses, struct.unpack(f"{len(sizes)}Q", block), sizes, strict=True):
+                ctypes.memmove(to, source, size)
+            return 0
+
+        return Copies(struct.Struct(f"{len(sizes)}Q").pack_into, block, 0, launch)
 
     def kernels(self, body: Callable[[], object], device: torch.device) -> dict[str, int] | None:
         """Not measured on a CPU."""

@@ -37,6 +37,11 @@ def overlaps(leaf: TensorSpec) -> bool:
     return False
 
 
+def span(leaf: TensorSpec) -> int:
+    """Elements of memory from the first to the last of the tensor; broadcast dimensions take none."""
+    return 1 + sum((size - 1) * step for size, step in zip(leaf.shape, leaf.stride, strict=True))
+
+
 def empty_like_spec(leaf: TensorSpec) -> torch.Tensor:
     """New memory with the shape and strides of the spec; broadcast dimensions share memory as they did."""
     index = collapsed(leaf)

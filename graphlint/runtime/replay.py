@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from graphlint.runtime.backend import Graph, GraphBackend
+from graphlint.runtime.backend import Copies, Graph, GraphBackend
 from graphlint.runtime.buckets import Unpad
 from graphlint.runtime.hotpath import (
     Source,
@@ -24,7 +25,7 @@ from graphlint.runtime.hotpath import (
     write_training,
     write_watch,
 )
-from graphlint.runtime.inputs import StaticInputs, collapsed
+from graphlint.runtime.inputs import StaticInputs, collapsed, span
 from graphlint.runtime.lending import Holders, Lending, autograd_uses, caller, nobody, storage_uses
 from graphlint.runtime.report import GraphReport
 from graphlint.runtime.spec import Spec, TensorSpec, Tree, unflatten
@@ -32,7 +33,7 @@ from graphlint.runtime.turn import Turn
 from graphlint.runtime.watch import Watch
 
 _CACHED_LENGTHS = 4096
-MANY_COPIES = 4  # from so many on, passing autograd by saves more than entering the guard costs (measured)
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)  # other classes may keep their memory elsewhere
 WATCHED_OUTPUTS = 4  # results whose holders are counted on each replay
 
 
@@ -47,6 +48,24 @@ class Shared:
     last_stream: list[int]
     stream_id: Callable[[], int]
     after_stream: Callable[[int], None]
+    pointer: ctypes.c_void_p = field(default_factory=ctypes.c_void_p)  # the last stream, as the driver wants it
+
+    def __post_init__(self) -> None:
+        self.pointer.value = self.last_stream[0]
+
+    def follow(self, stream: int) -> None:
+        """The current stream `stream` waits for the last replay, which ran on another one: it may still read the
+        inputs.
+        """
+        self.after_stream(self.last_stream[0])
+        self.last_stream[0] = stream
+        self.pointer.value = stream
+
+    def in_order(self) -> None:
+        """The same, if the last replay did run on another stream."""
+        here = self.stream_id()
+        if here != self.last_stream[0]:
+            self.follow(here)
 
 
 @dataclass
@@ -251,7 +270,7 @@ def build_hot(
         replay=captured.graph.replay,
         count=captured.replays,
         last=shared.last_stream,
-        after_stream=shared.after_stream,
+        follow=shared.follow,
     )
     stream_id = _spelled(out, shared.stream_id, "stream_id")
     out.add("if busy[0]: return MISS")
@@ -273,10 +292,9 @@ def build_hot(
     out.depth += 1
     _write_entry(out, captured)
     write_watch(out, captured.watch, broken)
-    _write_copy(out, captured, names, check, own_only, other)
-    out.add(f"if {stream_id} != last[0]:")
-    out.add("    after_stream(last[0])")
-    out.add(f"    last[0] = {stream_id}")
+    out.add(f"if {stream_id} != last[0]: follow({stream_id})")  # before the copy: a replay may still read the inputs
+    copies = _copies(captured, leaves, backend, shared) if not own_only else None
+    _write_copy(out, captured, names, check, own_only, other, copies)
     result = _write_kept(out, captured, kept)
     out.add("replay()")
     out.add("count[0] += 1")
@@ -349,7 +367,13 @@ def _tensor_check(captured: Captured, leaves: list[Any]) -> Callable[..., bool] 
 
 
 def _write_copy(
-    out: Source, captured: Captured, names: list[str], check: Callable[..., bool] | None, own_only: bool, other: str
+    out: Source,
+    captured: Captured,
+    names: list[str],
+    check: Callable[..., bool] | None,
+    own_only: bool,
+    other: str,
+    copies: Copies | None,
 ) -> None:
     """Checks all tensors at once and copies them in one grouped call; the graph's own buffers need neither."""
     spec, static = captured.spec, captured.static
@@ -378,14 +402,29 @@ def _write_copy(
         sources = [_source(out, spec, names, i) for i in static.copied]
         targets = out.constant(tuple(static.targets), "targets")
         call = f"copy({targets}, {'args' if whole and sources == names else '(' + ', '.join(sources) + ',)'})"
-        below = torch._C._AutoDispatchBelowAutograd if len(sources) >= MANY_COPIES else None
-        if below is not None and all(target.is_cuda for target in static.targets):
-            out.constants["below_autograd"] = below()
-            out.add("else:")
-            out.add("    with below_autograd:")
-            out.add(f"        {call}")
-        else:
+        if copies is None:
             out.add(f"else: {call}")
+            return
+        out.constants.update(pack=copies.pack, block=copies.block, launch=copies.launch)
+        addresses = ", ".join(f"{names[i]}.data_ptr()" for i in static.copied)
+        out.add("else:")
+        out.add(f"    pack(block, {copies.at}, {addresses})")
+        out.add(f"    if launch(): {call}")
+
+
+def _copies(captured: Captured, leaves: list[Any], backend: GraphBackend, shared: Shared) -> Copies | None:
+    """The grouped copy by addresses, where every input is plain memory that lies as its buffer does."""
+    spec, static = captured.spec, captured.static
+    given = [leaves[i] for i in static.copied]
+    plain = all(type(x) in _PLAIN and not (x.is_conj() or x.is_neg() or x.is_quantized) for x in given)
+    if static.plan is not None or not given or not plain:
+        return None
+    specs = [leaf for i in static.copied if isinstance(leaf := spec.leaves[i], TensorSpec)]
+    sizes = [span(leaf) * x.element_size() for leaf, x in zip(specs, given, strict=True)]
+    if sum(sizes) > 2 * sum(target.numel() * target.element_size() for target in static.targets):
+        return None  # mostly gaps between the elements
+    addresses = [target.data_ptr() for target in static.targets]
+    return backend.copies(specs[0].device, addresses, sizes, shared.pointer)
 
 
 def _source(out: Source, spec: Spec, names: list[str], i: int) -> str:

@@ -158,12 +158,8 @@ class Service:
 
     def _order(self) -> None:
         """The current stream waits for the last replay's."""
-        shared = self.graphs.shared
-        assert shared is not None
-        here = shared.stream_id()
-        if here != shared.last_stream[0]:
-            shared.after_stream(shared.last_stream[0])
-            shared.last_stream[0] = here
+        assert self.graphs.shared is not None
+        self.graphs.shared.in_order()
 
     # ---- results that are kept ----
 
