@@ -88,9 +88,8 @@ def _finish(watched: Watched, region: Region, device: str, judge: Judge) -> None
     explained = {(f.at.filename, f.at.row) for f in found if _WAIT not in f.message}
     found = [f for f in found if _WAIT not in f.message or (f.at.filename, f.at.row) not in explained]
     watched.findings = tuple(sorted(found, key=lambda f: (f.at, f.code)))
-    places = [event.site.place for event in region.trace.events] + [
-        op.site.place for op in region.trace.ops if judge.operator(op)
-    ]
+    told = [event for event in region.trace.events if event.call != _WAIT or event.site.place not in explained]
+    places = [event.site.place for event in told] + [op.site.place for op in region.trace.ops if judge.operator(op)]
     for finding in found:
         place = finding.at.filename, finding.at.row
         watched.counts[finding.at.filename, finding.at.row, finding.name] = max(1, places.count(place))

@@ -147,8 +147,6 @@ def _open_histogram(op: Op) -> bool:
 
 
 _CONDITIONS: dict[str, Callable[[Op], bool]] = {
-    "aten::_local_scalar_dense": _reads,
-    "aten::item": _reads,
     "aten::index": _masks,
     "aten::index_put_": _masked_put,
     "aten::index_put": _masked_put,
@@ -207,6 +205,8 @@ class Judge:
             return None
         rule, why = suspect
         if rule == "host-sync":
+            if not _reads(op):
+                return None
             rule = self._reader(op.call, op.site, rule)
         return self.finding(rule, op.call or op.name, why, op.site, op.forward) if rule else None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from graphlint.runtime.dryrun import moves
 from graphlint.runtime.dryrun.records import Op
 from graphlint.runtime.dryrun.session import Session
 
@@ -26,6 +27,7 @@ def watch_device(session: Session, patches: Patches) -> None:
         patches.put(cuda, name, noted(session, "allocator", f"torch.cuda.{name}", getattr(cuda, name)))
     for name, detail in (("get_rng_state", "get"), ("set_rng_state", "set")):
         patches.put(cuda, name, noted(session, "rng-state", f"torch.cuda.{name}", getattr(cuda, name), detail))
+    patches.put(torch, "cond", functools.partial(moves.play_cond, session))  # torch's own would compile the dry run
     patches.put(cuda, "is_current_stream_capturing", capturing(session, cuda.is_current_stream_capturing))
 
 
