@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from graphlint.runtime.backend import CaptureFailed, CaptureRequest, Graph, default
-from graphlint.runtime.errors import CaptureError
+from graphlint.runtime.errors import CaptureError, GuardWarning
 from graphlint.runtime.profiling.readings import Reading
 from graphlint.runtime.profiling.record import Batch, Step
 from graphlint.runtime.profiling.timing import turns
@@ -147,9 +148,11 @@ def _measure_in_step(step: Step, module: Any) -> Measured:
             step(i)
 
     try:
-        for i in range(_SETTLED):
-            run(i)
-        eager, graphed = turns(step, run)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GuardWarning)  # whether it is worth it is what is asked here
+            for i in range(_SETTLED):
+                run(i)
+            eager, graphed = turns(step, run)
         return Measured(eager, graphed)
     except Exception as error:
         return Measured(reason=_why(error))

@@ -21,7 +21,7 @@ from graphlint.runtime.profiling.readings import Reading
 Run = Callable[[int], Any]
 
 _LOOP = 0.1  # seconds of one timed loop, about
-_LEAST, _MOST = 3, 200  # steps of a loop
+_LEAST, _MOST = 3, 200  # steps of a loop; a step that is longer than a few loops is timed alone
 _TURNS = 7, 25  # fewest and most
 _SECONDS = 6.0  # after which no further turn begins
 _KNOWN = 0.01  # the median's standard error, as a part of it, that is good enough
@@ -59,7 +59,8 @@ def _count(run: Run) -> int:
     began = time.perf_counter()
     run(1)
     torch.cuda.synchronize()
-    return max(_LEAST, min(_MOST, int(_LOOP / max(time.perf_counter() - began, 1e-6))))
+    took = max(time.perf_counter() - began, 1e-6)
+    return max(_LEAST if took < 5 * _LOOP else 1, min(_MOST, int(_LOOP / took)))
 
 
 def _loop(run: Run, count: int) -> float:
