@@ -84,6 +84,26 @@ class CaptureSafe:
         """The call without the guard."""
         return self._fn(*args, **kwargs)
 
+    def capture(self, *args: Any, **kwargs: Any) -> bool:
+        """Warms up, captures and verifies the graph of such a call ahead, and undoes all of it: parameters, optimizer
+        state, generators and the arguments are as before. With buckets, the graphs of all sizes.
+
+        The caller's first call then replays; where it gives birth to state (an optimizer's), it runs eagerly and the
+        second one replays. Returns whether the graph stands: False inside another capture, or where it can't be
+        captured and `on_violation="eager"`; raises CaptureError otherwise.
+        """
+        return self._service.capture(args, kwargs)
+
+    def profile(self, *args: Any, **options: Any) -> Any:
+        """Whether a graph is worth it for this function: `graphlint.profile` of it with these arguments, eager.
+
+        `options` are those of `graphlint.profile` (`batches`, `steps`, `warmup`, `measure`, `trace`). State is put
+        back. Raises NoDevice without a CUDA device, StepFailed when the function raises.
+        """
+        from graphlint.runtime.profiling import profile
+
+        return profile(self._fn, *args, **options)
+
     def __get__(self, owner: Any, cls: type | None = None) -> Any:
         """On an object: a guard of its own for each object, made on first use."""
         if owner is None:

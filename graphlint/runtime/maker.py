@@ -92,11 +92,11 @@ class Maker:
         admission.canonical = self._graphs.sister_grads()
         return admission
 
-    def make(self, key: Any, admission: Admission) -> bool:
+    def make(self, key: Any, admission: Admission, ahead: bool = False) -> bool:
         """Captures and verifies every graph that the call needs: one, or one per bucket, the largest first. False
-        when only the next call can tell how its gradients stand.
+        when only the next call can tell how its gradients stand, and it is not captured `ahead`.
         """
-        if not admission.decide_entry(deferred=key in self._deferred):
+        if not admission.decide_entry(deferred=ahead or key in self._deferred):
             self._deferred.add(key)
             self._ledger.note("captured at the second call: whether gradients are kept between calls shows only then")
             admission.after.restore()

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from graphlint.runtime.admit import Admission
+from graphlint.runtime.ahead import Born, adopt, withdraw
 from graphlint.runtime.autograd import AutogradCaptured
 from graphlint.runtime.backend import GraphBackend
 from graphlint.runtime.calls import Call
-from graphlint.runtime.errors import CaptureError, GuardWarning, NoDeviceError, SignatureError
+from graphlint.runtime.errors import CaptureError, FallbackWarning, GuardWarning, NoDeviceError, SignatureError
 from graphlint.runtime.graphs import FastPath, Graphs, Held
 from graphlint.runtime.hotpath import MISS
 from graphlint.runtime.ledger import Ledger
@@ -52,6 +54,7 @@ class Service:
         self.ledger = Ledger(name)
         self.turn = Turn()
         self.refused: dict[Any, CaptureError] = {}
+        self.born: Born = []  # state that a capture ahead knows and the caller's first call is still to give birth to
         self.maker = Maker(fn, options, declared, backend, self.graphs, self.ledger, self.turn)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -77,7 +80,7 @@ class Service:
         key = self.key(call)
         captured = self.graphs.get(key)
         if captured is not None:
-            return self._replay(key, captured, call)
+            return self._first_call(call) if self.born else self._replay(key, captured, call)
         if key in self.refused:
             raise self.refused[key]
         return self._admit(key, call)
@@ -92,6 +95,7 @@ class Service:
         try:
             with busy():
                 admission.real_call()
+                self._adopt(admission)
                 self.maker.make(key, admission)
         except CaptureError as error:
             return self._failed(key, admission, error)
@@ -101,6 +105,58 @@ class Service:
             raise
         self.maker.tell(admission)
         return admission.result
+
+    # ---- ahead of the first call ----
+
+    def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Makes the graph of such a call and leaves the world as if nothing had been done; whether it stands."""
+        if reason := self.backend.unavailable():
+            return self._give_up_ahead(NoDeviceError(reason, stage="preflight"))
+        if is_part_of_it() or self.backend.capturing():
+            return False
+        with CAPTURES, self.turn:
+            try:
+                call = self.maker.reader.read(args, kwargs)
+                key = self.key(call)
+                if key not in self.graphs:
+                    self._ahead(key, call)
+            except CaptureError as error:
+                return self._give_up_ahead(error)
+        return True
+
+    def _ahead(self, key: Any, call: Call) -> None:
+        admission = self.maker.admission(call)
+        try:
+            with busy():
+                admission.real_call()
+                self._adopt(admission)
+                self.maker.make(key, admission, ahead=True)
+        except BaseException:
+            if admission.ran:
+                admission.undo()
+            raise
+        self.born = withdraw(admission)
+        self.maker.tell(admission)
+
+    def _adopt(self, admission: Admission) -> None:
+        """Has state that was just born live where graphs that were captured ahead know it."""
+        if self.born:
+            self.born = adopt(self.born)
+            admission.after = admission.state.snapshot(admission.room)
+
+    def _first_call(self, call: Call) -> Any:
+        """The first call after a capture ahead, eager: it gives birth to state that the graph needs."""
+        with busy(), self.backend.on_stream(self.maker.stream):
+            result = self.fn(*call.args, **call.kwargs)
+        self.born = adopt(self.born)
+        self.ledger.note("captured ahead: the first call ran eagerly, since state is born in it")
+        return result
+
+    def _give_up_ahead(self, error: CaptureError) -> bool:
+        if self.options.on_violation != "eager":
+            raise error
+        self.ledger.warn_once(FallbackWarning(f"{self.ledger.name} can't be captured ahead: {error}"), error.rule)
+        return False
 
     # ---- replaying ----
 
@@ -207,7 +263,7 @@ class Service:
 
     # ---- failing ----
 
-    def _failed(self, key: Any, admission: Any, error: CaptureError) -> Any:
+    def _failed(self, key: Any, admission: Admission, error: CaptureError) -> Any:
         """A graph could not be made: S0 and the error, or S1 and the result of the real call."""
         if self.options.on_violation != "eager":
             if admission.ran:
@@ -267,6 +323,7 @@ class Service:
             for key in list(self.graphs):
                 self.graphs.drop(key)
             self.refused.clear()
+            self.born.clear()
             self.maker.forget()
             self.ledger.note(f"invalidated: {reason}")
 
