@@ -15,6 +15,7 @@ import functools
 import gc
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -285,7 +286,7 @@ class CudaBackend:
 def _begin(graph: Any, request: CaptureRequest) -> BaseException | None:
     """Opens the capture outside inference mode: the generator's state must not become an inference tensor."""
     try:
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), _without_warnings():
             for gen in request.generators:
                 graph.register_generator_state(gen)
             graph.capture_begin(pool=request.pool, capture_error_mode=request.error_mode)
@@ -307,9 +308,20 @@ def _run(body: Callable[[], Any], armed: bool) -> tuple[Any, BaseException | Non
         torch._C._cuda_set_sync_debug_mode(before)
 
 
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Torch warns of an empty graph in the middle of ending its capture. Where warnings are errors, that leaves a graph
+    half made, whose destruction aborts the process (seen on torch 2.11).
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def _end(graph: Any) -> BaseException | None:
     try:
-        graph.capture_end()
+        with _without_warnings():
+            graph.capture_end()
     except BaseException as error:
         return error
     return None

@@ -5,8 +5,10 @@ CPU in `tests/runtime/test_grouped_copy.py`.
 from __future__ import annotations
 
 import ctypes
+import gc
 import random
 import threading
+import warnings
 from typing import Any
 
 import pytest
@@ -85,6 +87,16 @@ def test_on_a_side_stream_in_order() -> None:
         second = guard(x).clone()
         wrong += [i] if not torch.equal(first, second) or first[-1].item() != 2.0 * i else []
     assert wrong == []
+
+
+def test_an_empty_graph_where_warnings_are_errors() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        guard = capture_safe(lambda x: x[1:])
+        for i in range(4):
+            assert guard(torch.full((3,), float(i), device="cuda")).tolist() == [float(i)] * 2
+    del guard
+    gc.collect()
 
 
 def test_a_thread_that_never_used_the_device() -> None:
