@@ -100,6 +100,18 @@ class CaptureError(RuntimeError):
         """Text of the user's line; empty when there is none."""
         return self.where.source_line if self.where else ""
 
+    def without_frames(self) -> CaptureError:
+        """The error without tracebacks, which would keep every tensor of the failed call alive; to be stored."""
+        seen: set[int] = set()
+        errors: list[BaseException | None] = [self]
+        while errors:
+            error = errors.pop()
+            if error is not None and id(error) not in seen:
+                seen.add(id(error))
+                error.__traceback__ = None
+                errors += [error.__cause__, error.__context__, getattr(error, "cause", None)]
+        return self
+
     def _text(self) -> str:
         lines = [f"{self.code} {self.rule}: {self.reason}" + (f" [{self.stage}]" if self.stage else "")]
         if self.where:

@@ -139,7 +139,7 @@ class CaptureSafe:
         sources = "\n".join(captured.source for captured in self._graphs.values())
         return CaptureReport(
             self._name, self._options.mode, str(state.device) if state else "", graphs,
-            list(ledger.fallbacks.values()), list(ledger.notes), self.stats, self.memory(), sources,
+            list(ledger.fallbacks.values()), list(ledger.notes), self.stats, self.memory(), sources, list(ledger.faults.values()),
         )  # fmt: skip
 
     @property

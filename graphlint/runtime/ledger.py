@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from graphlint.runtime.errors import CaptureError, FallbackWarning, GuardWarning
 from graphlint.runtime.report import Fallback
 
+MAX_FAULTS = 100
 _OWN = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -23,6 +24,7 @@ class Ledger:
     )
     fallbacks: dict[str, Fallback] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    faults: dict[str, dict[str, object]] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
 
     def note(self, text: str) -> None:
@@ -39,6 +41,12 @@ class Ledger:
         if kind not in self._told:
             self._told.add(kind)
             self.warn(warning)
+
+    def refused(self, error: CaptureError) -> None:
+        """A call that no graph can serve; each reason is kept once, without the traceback that holds the call."""
+        reason = f"{error.rule}: {error.reason} {error.where}"
+        if reason not in self.faults and len(self.faults) < MAX_FAULTS:
+            self.faults[reason] = dict(error.to_dict())
 
     def eager(self, error: CaptureError) -> None:
         """An eager call in place of a replay: counted always, told once for each reason."""

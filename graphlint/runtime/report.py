@@ -1,4 +1,4 @@
-"""What a guard did and what it proved, for people and for programs: text, JSON, dict."""
+"""What a guard did and what it proved, for people and for programs: text, JSON, dict, and SARIF of what it refused."""
 
 from __future__ import annotations
 
@@ -56,6 +56,9 @@ class CaptureReport:
     stats: dict[str, int]
     memory: dict[str, int]
     source: str = ""
+    faults: list[dict[str, object]] = field(
+        default_factory=list
+    )  # what was refused, as `CaptureError.to_dict` gives it
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, strings and numbers."""
@@ -64,6 +67,12 @@ class CaptureReport:
     def to_json(self, indent: int | None = 2) -> str:
         """The same as JSON text."""
         return json.dumps(self.to_dict(), indent=indent)
+
+    def to_sarif(self, base: str = "") -> str:
+        """The faults as SARIF 2.1.0, with URIs relative to the folder `base`; needs the linter's msgspec."""
+        from graphlint.runtime.sarif import sarif_of
+
+        return sarif_of(self.faults, base)
 
     @property
     def proved(self) -> bool:
@@ -75,6 +84,9 @@ class CaptureReport:
         lines = [f"{self.name}: mode {self.mode}, {self.device or 'no device yet'}, {len(self.graphs)} graph(s)"]
         for graph in self.graphs:
             lines.extend(_graph_lines(graph))
+        for fault in self.faults:
+            place = f" ({fault['filename']}:{fault['row']})" if fault["filename"] else ""
+            lines.append(f"  refused: {fault['code']} {fault['name']}: {fault['message']}{place}")
         for fallback in self.fallbacks:
             lines.append(f"  eager {fallback.calls} times: {fallback.reason}")
         lines.extend(f"  note: {note}" for note in self.notes)

@@ -153,6 +153,7 @@ class Service:
         return result
 
     def _give_up_ahead(self, error: CaptureError) -> bool:
+        self.ledger.refused(error)
         if self.options.on_violation != "eager":
             raise error
         self.ledger.warn_once(FallbackWarning(f"{self.ledger.name} can't be captured ahead: {error}"), error.rule)
@@ -269,9 +270,10 @@ class Service:
             if admission.ran:
                 admission.undo()
             raise error
-        self.refused[key] = error
+        self.refused[key] = error.without_frames()
         if not admission.ran:
             raise error
+        self.ledger.refused(error)
         self.ledger.eager(error)
         admission.after.restore()
         return admission.result
@@ -298,6 +300,7 @@ class Service:
 
     def _give_up(self, error: CaptureError) -> Any:
         """Raises, or has the call run eagerly when that was asked for."""
+        self.ledger.refused(error)
         if self.options.on_violation != "eager":
             raise error
         self.ledger.eager(error)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import gc
 import itertools
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -211,3 +213,20 @@ def test_warn_raises_where_there_is_no_graph_to_go_on_with(kit: Any) -> None:
             with pytest.raises(CaptureError, match="host-sync"):
                 guard(kit.randn(2))
         assert guard.stats["eager"] == 0
+
+
+def test_a_refusal_keeps_no_tensor_alive(kit: Any) -> None:
+    held = []
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        held.append(weakref.ref(y))
+        return y * y.sum().item()
+
+    guard = kit.guard(fn, on_violation="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(3):
+            guard(kit.randn(3, seed=i))
+    gc.collect()
+    assert all(ref() is None for ref in held)

@@ -6,14 +6,18 @@ import copy
 import gc
 import json
 import pickle
+import subprocess
+import sys
 import threading
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from graphlint.runtime.errors import CaptureError  # noqa: E402
 from graphlint.runtime.guard import CaptureSafe, capture_safe  # noqa: E402
 from graphlint.runtime.observe import Observer  # noqa: E402
 
@@ -46,6 +50,38 @@ def test_a_report_without_verification_proves_nothing(kit: Any) -> None:
     guard(kit.randn(3))
     assert not guard.report().proved
     assert proofs(guard) == {"verification": "skipped"}
+
+
+def test_the_report_tells_what_was_refused(kit: Any) -> None:
+    guard = kit.guard(lambda x: x * x.sum().item())
+    for _ in range(2):
+        with pytest.raises(CaptureError):
+            guard(kit.randn(3))
+    (fault,) = guard.report().faults
+    assert fault["code"] == "CG101"
+    assert fault["filename"] == __file__
+    assert "refused: CG101 host-sync" in str(guard.report())
+
+
+def test_refusals_as_sarif_without_the_static_half() -> None:
+    pytest.importorskip("msgspec")  # the linter's; a machine that only runs guards may lack it
+    from graphlint.runtime.fake import FakeBackend
+
+    def fn(x: Any) -> Any:
+        return x * x.sum().item()  # here
+
+    guard = capture_safe(fn, backend=FakeBackend(), on_violation="eager")
+    with pytest.warns(UserWarning):
+        guard(torch.ones(2))
+    run = json.loads(guard.report().to_sarif(str(Path(__file__).parent)))["runs"][0]
+    (result,) = run["results"]
+    assert result["ruleId"] == "CG101"
+    place = result["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == Path(__file__).name
+    row = place["region"]["startLine"]
+    assert Path(__file__).read_text(encoding="utf-8").splitlines()[row - 1].endswith("# here")
+    code = "import sys, graphlint.runtime.sarif as s; s.sarif_of([]); sys.exit('libcst' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 def test_memory_counts_buffers_and_outputs(kit: Any) -> None:
