@@ -96,7 +96,7 @@ def _whole(
     on_host = sum(x.before + x.call for x in sequence) or step.span - step.waiting
     outside = 0.0
     if clock is None:
-        wall, guess = _recorded_wall(steps), 1.0
+        wall, guess = max(device, _recorded_wall(steps)), 1.0  # work of several steps may overlap
         outside = min(_outside(steps), max(0.0, wall - device))
     else:
         wall = clock.wall

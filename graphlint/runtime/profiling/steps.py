@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
@@ -40,15 +41,11 @@ class Iteration:
     ops: tuple[DeviceOp, ...]
     device_ready: Microseconds  # when the device had finished all earlier work
     previous_end: Microseconds  # on the host, of the step before; its own start for the first one
+    loading: tuple[Interval, ...] = ()  # host time in which a batch was fetched
 
     @property
     def span(self) -> Microseconds:
         return self.end - self.start
-
-    @property
-    def loading(self) -> list[Interval]:
-        """Host time in which a batch was fetched."""
-        return union((r.start, r.end) for r in self.ranges if r.kind is RangeKind.DATA)
 
     @property
     def busy(self) -> Microseconds:
@@ -104,7 +101,8 @@ def _windows(timeline: Timeline, mark: str | None) -> tuple[list[HostRange], lis
         pairs = pairwise(ends)
         windows = [HostRange(f"step {i}", a, b, 0, RangeKind.STEP) for i, (a, b) in enumerate(pairs)]
         return windows, ["no step marks: a step is the time between two ends of Optimizer.step"]
-    spans = [*((c.start, c.end) for c in timeline.calls), *((o.start, o.end) for o in timeline.device)]
+    busy = [c for c in timeline.calls if c.kind in (CallKind.LAUNCH, CallKind.GRAPH)]  # setting CUDA up is no step
+    spans = [*((c.start, c.end) for c in busy), *((o.start, o.end) for o in timeline.device)]
     whole = HostRange("recording", min(s for s, _ in spans), max(e for _, e in spans), 0, RangeKind.STEP)
     advice = f"; ranges that repeat, for --step-range: {seen}" if (seen := _repeated(timeline)) else ""
     return [whole], [
@@ -149,7 +147,7 @@ def _repeated(timeline: Timeline) -> str:
     for r in timeline.ranges:
         total[_bare(r.name)] += int(r.end - r.start)
     often = sorted((n for n, count in counts.items() if count > 1), key=lambda n: -total[n])
-    return ", ".join(f"{name} ({counts[name]})" for name in often[:_NAMED])
+    return ", ".join(f"{textwrap.shorten(name, 48)} ({counts[name]})" for name in often[:_NAMED])
 
 
 def _bare(name: str) -> str:
@@ -197,6 +195,7 @@ def _iteration(
         ops=tuple(ops),
         device_ready=ready,
         previous_end=min(previous_end, window.start),
+        loading=tuple(union((r.start, r.end) for r in inner if r.kind is RangeKind.DATA)),
     )
 
 
