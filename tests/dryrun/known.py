@@ -4,8 +4,6 @@ KNOWN: dict[str, str] = {
     "crash_padded_encoder": "the encoder's fast path does not run under a function mode",
     "silent_concurrent_shared_pool": "memory reuse inside a shared pool is not played",
     "silent_grads_accumulate": "eager accumulates just the same: nothing differs from a replay",
-    "silent_key_without_max_len": "the changing value is a keyword of a method far from the capture",
-    "silent_key_without_window": "told where the number is used, not at the key",
     "silent_keyword_input": "an argument that nothing reads may be spare or forgotten",
     "silent_nested_condition": "an argument that nothing reads may be spare or forgotten",
     "silent_padding_tail_mean": "a part of an input may be stale by design",

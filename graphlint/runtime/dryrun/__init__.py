@@ -5,7 +5,8 @@
     roles  tape  undo  session         the state of one run
     modes  moves  patches  standins    thin adapters to torch: what is seen, what is played
     compiled  collectives
-    hoststate  memory  body  lines     what a replay would get wrong
+    hoststate  memory  body  callers   what a replay would get wrong
+    lines  captured  reference
     staleness
     run  program  script  emulate      the ways in
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from graphlint.runtime.dryrun import sites
+from graphlint.runtime.dryrun import callers, sites
 
 _GONE = object()
 
@@ -28,15 +28,17 @@ class Body:
         self.filename = frame.f_code.co_filename
         self._globals = frame.f_globals
         self._code = frame.f_code
-        at_module = frame.f_locals is frame.f_globals
+        at_module = frame.f_code.co_name == "<module>"
+        here = sites.locals_of(frame)
         self._statements = statements
         stored, loaded = _names(statements)
-        local = stored if at_module else {name for name in frame.f_locals if name.isidentifier()}
-        self._parameters = sorted(name for name in local if name in frame.f_locals)
-        self._kept = {name: _weak(frame.f_locals[name]) for name in self._parameters}
+        local = stored if at_module else {name for name in here if name.isidentifier()}
+        self._parameters = sorted(name for name in local if name in here)
+        self._kept = {name: _weak(here[name]) for name in self._parameters}
         self._needed = loaded & set(self._parameters)
         self._later = _stored_after(frame.f_code, end_row)
         self._looped = _stored_in_loops(self.filename, row, end_row)
+        self._callers = callers.Callers(frame)
         self._compiled: Callable[..., Any] | None = None
         #: names whose plain values are others now than at capture; filled by `bind`
         self.otherwise: list[str] = []
@@ -47,8 +49,10 @@ class Body:
         values = {name: _strong(kept) for name, kept in self._kept.items()}
         frame = self._calling_frame()
         values.update(self._namesakes())
+        handed = self._callers.values(sys._getframe(1)) if frame is None else {}
+        values.update({name: part for name, part in handed.items() if isinstance(self._kept.get(name), callers.PLAIN)})
         if frame is not None:
-            here = frame.f_locals
+            here = sites.locals_of(frame)
             values.update({name: here[name] for name in self._later if name in here and name in values})
             values.update(self._plain_now(here))
         if any(values[name] is _GONE or _holds_gone(values[name]) for name in self._needed):
@@ -95,7 +99,7 @@ class Body:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and wanted:
             if frame.f_code.co_filename == self.filename and frame.f_code is not self._code:
-                here = frame.f_locals
+                here = sites.locals_of(frame)
                 found.update(
                     {
                         name: here[name]
@@ -107,20 +111,8 @@ class Body:
         return {} if self._code.co_name == "<module>" else found
 
     def key_row(self) -> int:
-        """The row of the test that looks for a graph by its key (`if key not in graphs`), or 0."""
-        tree = sites.parsed(self.filename)
-        for scope in ast.walk(tree) if tree else ():
-            if (
-                isinstance(scope, ast.FunctionDef)
-                and scope.lineno <= self.row
-                and self.end_row <= (scope.end_lineno or 0)
-            ):
-                for node in ast.walk(scope):
-                    if isinstance(node, ast.If) and any(
-                        isinstance(x, (ast.In, ast.NotIn)) for x in ast.walk(node.test)
-                    ):
-                        return node.lineno
-        return 0
+        """The row where the key of the graph is made, or 0 where graphs are not kept by key."""
+        return callers.key_row(self.filename, [self._code, *self._callers.codes])
 
     def appends(self, name: str) -> bool:
         """Whether the region's own statements put something into a container of that name (its outputs, most often)."""

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
-from graphlint.runtime.dryrun import hoststate
+from graphlint.runtime.dryrun import hoststate, sites
 from graphlint.runtime.dryrun.records import Site
 from graphlint.runtime.dryrun.session import Region, Session
 
@@ -244,6 +244,7 @@ def _gradient(parameter: torch.Tensor) -> Callable[[], Any]:
 def holders(tensors: tuple[torch.Tensor, ...]) -> dict[int, set[tuple[int, str]]]:
     """Who keeps which tensor by name or in a list: id of the tensor -> `(id of the container, key)`; local names don't
     count. Looks through the whole heap once."""
+    sites.forget_locals()
     wanted = {id(tensor) for tensor in tensors}
     found: dict[int, set[tuple[int, str]]] = {number: set() for number in wanted}
     for owner in gc.get_referrers(*tensors) if tensors else ():

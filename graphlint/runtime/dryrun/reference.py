@@ -54,23 +54,26 @@ class Reference:
         ]
         if named:
             differences = [d for d in differences if d.kind not in ("branch", "shape")]
-        self._key(graph, differences)
+        if self._key(graph, differences):
+            differences = [d for d in differences if d.kind in ("address", "state-born")]
         effects = [e for e in effects if not ("entries" in e.after and graph.body.appends(e.name))]
         for finding in staleness.findings(self._judge, graph.region.trace, differences, effects):
             self._keep(finding, Related(site.filename, site.row, "replayed here"))
 
-    def _key(self, graph: Captured, differences: list[differential.Difference]) -> None:
-        """A graph fetched by a key that lacks a value which it froze."""
+    def _key(self, graph: Captured, differences: list[differential.Difference]) -> bool:
+        """Whether the graph was fetched by a key that lacks a value which it froze."""
         body = graph.body
         frozen = next((d for d in differences if d.kind in ("scalar", "shape", "branch")), None)
         row = body.key_row() if body is not None and body.otherwise and frozen is not None else 0
-        if body is not None and frozen is not None and row:
-            names = ", ".join(f"`{name}`" for name in body.otherwise)
-            words = f"finds a graph that froze other values of {names}: {frozen.before} at capture, {frozen.after} now"
-            finding = self._judge.finding(
-                "incomplete-graph-key", "the key", words, staleness.line_site((sites.relative(body.filename), row))
-            )
-            self._keep(finding, Related(frozen.site.filename, frozen.site.row, "used here"))
+        if body is None or frozen is None or not row:
+            return False
+        names = ", ".join(f"`{name}`" for name in body.otherwise)
+        words = f"finds a graph that froze other values of {names}: {frozen.before} at capture, {frozen.after} now"
+        finding = self._judge.finding(
+            "incomplete-graph-key", "the key", words, staleness.line_site((sites.relative(body.filename), row))
+        )
+        self._keep(finding, Related(frozen.site.filename, frozen.site.row, "used here"))
+        return True
 
     def _asks_capturing(self, graph: Captured, bound: Any, roots: dict[str, Any]) -> None:
         """A region that asks whether it is being captured must compute the same either way."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import inspect
 import linecache
 import os
 import sys
@@ -52,6 +53,25 @@ def is_library(filename: str) -> bool:
 def is_installed(filename: str) -> bool:
     """Whether the file belongs to an installed package rather than to the project at hand."""
     return is_library(filename) or "site-packages" in filename or "dist-packages" in filename
+
+
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """The values of a frame's names, without the snapshot that Python would keep in the frame, which would keep tensors
+    alive that the user has let go."""
+    found = frame.f_locals
+    values = dict(found)
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(found) is dict:
+        found.clear()
+    return values
+
+
+def forget_locals() -> None:
+    """Drops the snapshots of local names that tracing has left in the running frames."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            locals_of(frame)
+        frame = frame.f_back
 
 
 @functools.cache
