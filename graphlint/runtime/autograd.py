@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from graphlint.runtime.admit import Admission, _describe
-from graphlint.runtime.backend import CaptureFailed, Graph
+from graphlint.runtime.backend import CaptureFailed, Graph, GraphBackend
 from graphlint.runtime.compare import Values, copies, difference, noise
 from graphlint.runtime.errors import TwoForwardsError, error_of
 from graphlint.runtime.hotpath import (
@@ -317,16 +317,16 @@ def _warm_backward(admission: Admission, static: StaticInputs) -> None:
 
 
 def build_hot(
-    captured: AutogradCaptured, leaves: list[Any], device_type: str, broken: Callable[[Any, Any, Any], Any]
+    captured: AutogradCaptured, leaves: list[Any], backend: GraphBackend, broken: Callable[[Any, Any, Any], Any]
 ) -> Callable[[Any, Any], Any]:
     """The generated check in front of `captured.call`."""
     out = Source()
     spec, static = captured.spec, captured.static
-    out.constants.update(MISS=MISS, busy=captured.shared.busy, run=captured.call)
-    out.add("if busy[0]: return MISS")
+    out.constants.update(MISS=MISS, busy=captured.shared.busy, capturing=backend.capturing_now, run=captured.call)
+    out.add("if busy[0] or capturing(): return MISS")
     names = write_structure(out, spec)
     write_plain(out, spec, names, static.leaves)
-    write_context(out, spec, device_type, checked=False)
+    write_context(out, spec, backend.device_type, checked=False)
     write_training(out, captured.roots)
     for i in spec.tensor_indices:
         if spec.aliases[i] != i:

@@ -110,6 +110,10 @@ class GraphBackend(Protocol):
     def capturing(self) -> bool:
         """Whether the calling thread's current stream is being captured by somebody."""
 
+    @property
+    def capturing_now(self) -> Callable[[], bool]:
+        """The same as a bare function, for calls on a device that is in use already."""
+
     def stream_id(self, device: torch.device) -> Callable[[], int]:
         """A cheap function that names the current stream of the device."""
 

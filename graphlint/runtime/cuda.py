@@ -225,6 +225,11 @@ class CudaBackend:
         """Whether the current stream is captured."""
         return bool(torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
+    @property
+    def capturing_now(self) -> Callable[[], bool]:
+        """Torch's C++ question itself."""
+        return torch._C._cuda_isCurrentStreamCapturing  # type: ignore[no-any-return]
+
     def stream_id(self, device: torch.device) -> Callable[[], int]:
         """The raw current stream of the device."""
         return functools.partial(torch._C._cuda_getCurrentRawStream, device.index or 0)

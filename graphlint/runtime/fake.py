@@ -183,6 +183,11 @@ class FakeBackend:
 
         return any(isinstance(mode, Tape) for mode in _get_current_dispatch_mode_stack())
 
+    @property
+    def capturing_now(self) -> Callable[[], bool]:
+        """The same."""
+        return self.capturing
+
     def stream_id(self, device: torch.device) -> Callable[[], int]:
         """The number in `stream`, which a test may change."""
         return lambda: self.stream

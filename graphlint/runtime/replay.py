@@ -263,6 +263,7 @@ def build_hot(
     out.constants.update(
         MISS=_miss(),
         busy=shared.busy,
+        capturing=backend.capturing_now,
         take=shared.turn.take,
         give=shared.turn.give,
         wait=shared.turn.wait,
@@ -273,7 +274,8 @@ def build_hot(
         follow=shared.follow,
     )
     stream_id = _spelled(out, shared.stream_id, "stream_id")
-    out.add("if busy[0]: return MISS")
+    # in somebody else's capture the body becomes part of that graph, which must not write into this one's buffers
+    out.add("if busy[0] or capturing(): return MISS")
     names = write_structure(out, spec)
     write_plain(out, spec, names, static.leaves)
     check = _tensor_check(captured, leaves)

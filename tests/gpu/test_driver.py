@@ -122,3 +122,18 @@ def test_from_another_current_device() -> None:
         with torch.cuda.device(i % 2):
             x = torch.full((8,), float(i), device="cuda:1")
             assert guard(x).tolist() == [i + 1.0] * 8
+
+
+def test_a_guard_that_replays_already_becomes_part_of_anothers_capture() -> None:
+    guard = capture_safe(lambda x: x * 2)
+    for i in range(6):
+        guard(torch.full((8,), float(i), device="cuda"))
+    static, seen = torch.ones(8, device="cuda"), guard.stats["replays"]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = guard(static) + 1
+    assert guard.stats["replays"] == seen
+    guard.reset()
+    static.fill_(5.0)
+    graph.replay()
+    assert out.tolist() == [11.0] * 8

@@ -86,3 +86,27 @@ def test_where_the_driver_refuses_torch_copies(kit: Any) -> None:
     kit.backend.refuses_copies = True
     x = kit.randn(3, seed=99)
     assert torch.equal(guard(x), x + 1) and by_addresses(guard)
+
+
+def test_in_anothers_capture_the_body_runs_and_no_buffer_is_written(kit: Any) -> None:
+    if kit.device != "cpu":
+        pytest.skip("tests/gpu has its counterpart, with a graph of torch's own")
+    from graphlint.runtime.fake import Tape
+
+    guard = kit.guard(lambda x: x * 2)
+    for i in range(CALLS):
+        guard(kit.randn(3, seed=i))
+    replays = guard.stats["replays"]
+    buffer = captured_of(guard).static.targets[0].clone()
+    tape = Tape(_request(kit))
+    x = kit.randn(3, seed=50)
+    with tape:
+        y = guard(x)
+    assert torch.equal(y, x * 2) and len(tape.entries) == 1
+    assert guard.stats["replays"] == replays and torch.equal(captured_of(guard).static.targets[0], buffer)
+
+
+def _request(kit: Any) -> Any:
+    from graphlint.runtime.backend import CaptureRequest
+
+    return CaptureRequest(torch.device(kit.device), None, None)
