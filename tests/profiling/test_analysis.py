@@ -360,3 +360,43 @@ def test_streams_that_overlap_are_not_idle() -> None:
     timeline = steady(kernels=20, device=30, host=10)
     other = tuple(replace(o, stream=8) if i % 2 else o for i, o in enumerate(timeline.device))
     assert analyse(replace(timeline, device=other), COSTS).whole.share < 0.10
+
+
+def _stepwise(shapes: list[int]) -> Timeline:
+    r = Recorder()
+    for number, size in enumerate(shapes):
+        begin = r.host
+        for _ in range(20):
+            r.launch(2, grid=(size, 1, 1))
+        r.step(number, begin)
+    return r.timeline()
+
+
+def test_one_odd_step_among_many_is_left_out_and_told() -> None:
+    report = analyse(_stepwise([9, 1, 1, 1, 1, 1]), COSTS)
+    assert not report.advice.blocked and report.steps == 6
+    assert any("1 of 6 steps launch other kernels" in n for n in report.notes)
+
+
+@pytest.mark.parametrize("shapes", [[1, 2, 3, 1, 2, 3], [1, 1, 1, 2, 3, 4], [1, 1, 2]])
+def test_sizes_that_keep_changing_are_no_odd_steps(shapes: list[int]) -> None:
+    report = analyse(_stepwise(shapes), COSTS)
+    assert report.advice.blocked and "Pad" in report.advice.points[0]
+
+
+def test_a_device_that_waits_with_a_full_queue_is_not_put_down_to_the_host() -> None:
+    timeline = steady(kernels=20, device=30, host=5)
+    late = tuple(replace(o, start=o.start + 200 * i, end=o.end + 200 * i) for i, o in enumerate(timeline.device))
+    said = " ".join(analyse(replace(timeline, device=late), COSTS).advice.points)
+    assert "idled with work in its queue" in said
+
+
+def test_collectives_are_named() -> None:
+    timeline = steady(kernels=20, device=30, host=5)
+    ops = tuple(
+        replace(o, name="ncclDevKernel_AllReduce_Sum_bf16_RING") if i % 2 else o for i, o in enumerate(timeline.device)
+    )
+    assert "50% of the device time are collectives" in " ".join(
+        analyse(replace(timeline, device=ops), COSTS).advice.points
+    )
+    assert "collectives" not in " ".join(analyse(timeline, COSTS).advice.points)

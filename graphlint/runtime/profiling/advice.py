@@ -24,7 +24,8 @@ class Facts:
     modules: tuple[Module, ...]
     together: float  # gain of the step with all chosen modules captured
     already: float  # share of the device work that graphs launch already
-    copied: int  # bytes that the step copies
+    stalled: float = 0.0  # microseconds of idle device with work in its queue
+    collectives: float = 0.0  # microseconds of device time
 
     @property
     def inputs_change(self) -> bool:
@@ -175,6 +176,16 @@ def _elsewhere(facts: Facts) -> list[str]:
         points.append(
             f"Fetching a batch takes the host {time(whole.fetch)} beside each step, which no graph removes: "
             "fetch ahead, in worker processes or on another thread."
+        )
+    if facts.stalled > WORTH * whole.wall:
+        points.append(
+            f"For {time(facts.stalled)} of the step the device idled with work in its queue: another stream, a copy, or "
+            "clocks that disagree. A graph may not remove that."
+        )
+    if facts.collectives > WORTH * whole.device:
+        points.append(
+            f"{facts.collectives / whole.device:.0%} of the device time are collectives, which may be waiting for other "
+            "ranks; a graph makes no rank wait less for the slowest one."
         )
     if whole.outside > WORTH * whole.wall:
         points.append(

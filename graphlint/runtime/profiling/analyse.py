@@ -16,9 +16,10 @@ from graphlint.runtime.profiling.model import fit, whole_step
 from graphlint.runtime.profiling.modules import changing_paths, modules, together
 from graphlint.runtime.profiling.readings import Range, Reading, ratio
 from graphlint.runtime.profiling.report import Idle, Report, Whole
-from graphlint.runtime.profiling.steps import Iteration, cut, typical
+from graphlint.runtime.profiling.steps import Iteration, alike, cut, typical
 from graphlint.runtime.profiling.timeline import Microseconds, Timeline
 
+_STALL = 20.0  # microseconds; an idle device with work in its queue for longer waits for something
 _LOOKED_AT = 20  # steps of a long recording that are compared one by one, spread over it
 
 
@@ -55,6 +56,8 @@ def analyse(
     steps, notes = cut(timeline, mark)
     if not steps:
         raise ValueError(f"no step of {timeline.source} did device work; its marks lie around something else")
+    count = len(steps)
+    steps, odd = alike(steps)
     step = typical(steps)
     sequence, idle = launches(step), gaps(step)
     whole, host_scale = _whole(steps, sequence, costs, clock)
@@ -70,20 +73,21 @@ def analyse(
         modules=rows,
         together=together(sequence, rows, costs, host_scale) if rows else 1.0,
         already=_graphed(sequence),
-        copied=sum(o.bytes for o in step.ops if o.kind == "memcpy"),
+        stalled=sum(g.length for g in idle if g.cause is Cause.DEVICE and g.length > _STALL),
+        collectives=sum(o.duration for o in step.ops if "nccl" in o.name.lower()),
     )
     return Report(
         source=timeline.source,
         card=timeline.card,
         torch=timeline.torch,
-        steps=len(steps),
+        steps=count,
         live=clock is not None and clock.enqueue is not None,
         whole=whole,
         idle=_idle(idle),
         modules=rows,
         advice=advice.advise(facts),
         costs=costs.source,
-        notes=(*timeline.notes, *notes, *_profiler_note(clock), *_noise_note(whole)),
+        notes=(*timeline.notes, *notes, *odd, *_profiler_note(clock), *_noise_note(whole)),
         drawing=draw(step, sequence, idle, costs, whole.wall),
     )
 

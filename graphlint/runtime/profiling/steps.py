@@ -26,6 +26,7 @@ from graphlint.runtime.profiling.timeline import (
 
 _STEP_WORDS = {"step", "iter", "iteration", "batch"}  # last word of a range that is taken for a step
 _NO_STEPS = {"optimizer", "optim", "scheduler", "scaler", "forward", "backward", "loss", "data", "load", "next", "sync"}
+_FEW = 4  # with fewer steps none is called odd
 _NAMED = 6  # ranges that an error proposes
 
 
@@ -84,6 +85,19 @@ def cut(timeline: Timeline, mark: str | None = None) -> tuple[list[Iteration], l
 def typical(iterations: Sequence[Iteration]) -> Iteration:
     """The iteration of median length."""
     return sorted(iterations, key=lambda s: s.span)[len(iterations) // 2]
+
+
+def alike(iterations: Sequence[Iteration]) -> tuple[list[Iteration], list[str]]:
+    """The iterations that launch what most of them do, and a note on the others: the first one makes optimizer state,
+    every hundredth one logs. Where no shape is that of most, or too few were recorded to tell, all of them.
+    """
+    shapes = [frozenset(i.shape().items()) for i in iterations]
+    usual, often = Counter(shapes).most_common(1)[0]
+    if len(shapes) < _FEW or often == len(shapes) or often <= len(shapes) / 2:
+        return list(iterations), []
+    kept = [i for i, shape in zip(iterations, shapes, strict=True) if shape == usual]
+    others = len(shapes) - often
+    return kept, [f"{others} of {len(shapes)} steps launch other kernels than the rest, which is judged"]
 
 
 def _windows(timeline: Timeline, mark: str | None) -> tuple[list[HostRange], list[str]]:
