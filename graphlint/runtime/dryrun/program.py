@@ -27,6 +27,7 @@ from graphlint.runtime.dryrun.modes import tensors
 from graphlint.runtime.dryrun.records import Op, Site
 from graphlint.runtime.dryrun.reference import Reference
 from graphlint.runtime.dryrun.session import Region, Session
+from graphlint.runtime.dryrun.stepping import Stepping
 from graphlint.runtime.dryrun.tape import Freed
 from graphlint.runtime.dryrun.undo import Undo, gradients
 
@@ -51,6 +52,7 @@ class Program:
         self._frames: dict[int, tuple[str, int]] = {}
         self._casts: set[int] = set()
         self.found: list[Finding] = []
+        self._stepping = Stepping(session, judge, self._keep)
         self._reference = Reference(session, judge, self._lines, self._keep)
         session.observer = self
 
@@ -65,10 +67,24 @@ class Program:
         leave = os._exit
         os._exit = sys.exit  # type: ignore[assignment]
         try:
-            with lines.recorded(self._lines, self._line):
+            with lines.recorded(self._lines, self._line), self._steps():
                 yield
         finally:
             os._exit = leave
+
+    @contextlib.contextmanager
+    def _steps(self) -> Iterator[None]:
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        def about_to_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if self._session.region is None:
+                self._stepping.steps(optimizer)
+
+        handle = register_optimizer_step_pre_hook(about_to_step)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def _line(self, place: tuple[str, int]) -> None:
         """Before a line runs: whatever changed since was changed by the line before."""
@@ -118,6 +134,7 @@ class Program:
         if bound is not None:
             roots = bound.roots  # type: ignore[attr-defined]
             graph.watch = memory.Watch(self._session, region, roots)
+            self._stepping.closed(roots)
             for storage, label in hoststate.labels(roots, self._session.roles.identity).items():
                 graph.labels.setdefault(storage, label)
         self._count(region)
@@ -149,7 +166,8 @@ class Program:
         made = [tensor for tensor in tensors(result) if session.roles.of(tensor) == "device"]
         if not given and not made:
             return
-        reads, writes = {identity(t) for t in given}, _written(func, args, kwargs, identity)
+        written = _written(func, args, kwargs)
+        reads, writes = {identity(t) for t in given}, {identity(t) for t in written}
         writes |= {identity(t) for t in made} - reads
         site = session.site()
         for storage in writes - reads:
@@ -157,6 +175,7 @@ class Program:
         if _autocast(func, args, session.call):
             self._casts |= writes
         self._early(reads - writes, func, site)
+        self._stepping.written(written, site)
         if any(session.roles.of(t) == "device" for t in (*given, *made)):
             session.streams.launch()
             self._conflicts(self._races.touch(reads, writes, site, func._schema.name))
@@ -226,6 +245,7 @@ class Program:
         graph.replays += 1
         site = self._session.site()
         self._session.streams.launch()
+        self._stepping.replaying(graph, site)
         if graph.watch is not None:
             self._conflicts(
                 self._races.touch(
@@ -352,14 +372,12 @@ def _autocast(func: Any, args: Any, call: str) -> bool:
     return isinstance(args[0], torch.Tensor) and args[0].is_leaf and args[0].requires_grad
 
 
-def _written(func: Any, args: Any, kwargs: Any, identity: Any) -> set[int]:
-    """The memory that an operator writes in place."""
-    found = set()
+def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that an operator writes in place."""
+    found: list[torch.Tensor] = []
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            found |= {
-                identity(t) for t in tensors((kwargs.get(argument.name, args[index] if index < len(args) else None),))
-            }
+            found.extend(tensors((kwargs.get(argument.name, args[index] if index < len(args) else None),)))
     return found
 
 
