@@ -115,6 +115,11 @@ def test_other_ranges_are_only_proposed(name: str) -> None:
     assert len(steps) == 1 and f"for --step-range: {name.removesuffix(' {}')} (4)" in notes[0]
 
 
+def test_ranges_of_libraries_are_not_proposed() -> None:
+    note = cut(_named("generate", "ncclAllReduce"))[1][0]
+    assert note.endswith("for --step-range: generate (4)")
+
+
 def test_of_nested_ranges_the_outer_one_is_the_step() -> None:
     steps, notes = cut(_named("step {}", "micro_batch"))
     assert [len(s.ops) for s in steps] == [3, 3, 3, 3] and "named step " in notes[0]

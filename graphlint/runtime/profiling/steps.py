@@ -27,6 +27,7 @@ from graphlint.runtime.profiling.timeline import (
 _STEP_WORDS = {"step", "iter", "iteration", "batch"}  # last word of a range that is taken for a step
 _NO_STEPS = {"optimizer", "optim", "scheduler", "scaler", "forward", "backward", "loss", "data", "load", "next", "sync"}
 _FEW = 4  # with fewer steps none is called odd
+_LIBRARIES = ("nccl", "MPI_", "cublas", "cudnn", "cusolver", "cusparse")  # that mark their own calls
 _NAMED = 6  # ranges that an error proposes
 
 
@@ -156,7 +157,8 @@ def _apart(ranges: Sequence[HostRange]) -> list[HostRange]:
 
 def _repeated(timeline: Timeline) -> str:
     """Names of the user's ranges that repeat, the longest first, with how often."""
-    counts = Counter(_bare(r.name) for r in timeline.ranges if r.kind in (RangeKind.MARK, RangeKind.DATA))
+    own = (r for r in timeline.ranges if r.kind is RangeKind.MARK and not r.name.startswith(_LIBRARIES))
+    counts = Counter(_bare(r.name) for r in own)
     total: Counter[str] = Counter()
     for r in timeline.ranges:
         total[_bare(r.name)] += int(r.end - r.start)
