@@ -150,3 +150,21 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
 def test_a_failing_program_is_reported(tmp_path: Path) -> None:
     report = run(tmp_path, "raise RuntimeError('no data')\n")
     assert report.error == "RuntimeError: no data" and not report.ok
+
+
+def test_a_compiled_function_that_writes_an_argument(tmp_path: Path) -> None:
+    program = """
+        def turn(q, out):
+            {write}
+            return q * 2
+
+        fast = torch.compile(turn, mode="reduce-overhead")
+        q, out = torch.ones(4, device="cuda"), torch.zeros(4, device="cuda")
+        {mark}
+        fast(q, out)
+        """
+    skipped = [("skipped-cudagraph", "out.copy_(q)")]
+    assert told(run(tmp_path, program.format(write="out.copy_(q)", mark=""))) == skipped
+    assert told(run(tmp_path, program.format(write="q.neg()", mark=""))) == []
+    static = "torch._dynamo.mark_static_address(out)"
+    assert told(run(tmp_path, program.format(write="out.copy_(q)", mark=static))) == []

@@ -33,7 +33,13 @@ def play_compile(session: Session, model: Any = None, **kwargs: Any) -> Any:
         if graphs and state["called"]:
             session.overwritten.update((number, session.site()) for number in state["outputs"])
         state["called"] = True
-        result = model(*args, **inner)
+        mine = [tensor for tensor in _flat((args, inner)) if not hasattr(tensor, "_dynamo_static_input_type")]
+        given = {session.roles.identity(tensor) for tensor in mine} if graphs else set()
+        session.arguments |= given - set(state["outputs"])  # those of the graph's own pool may be written
+        try:
+            result = model(*args, **inner)
+        finally:
+            session.arguments -= given
         if graphs:
             state["outputs"] = [session.roles.identity(tensor) for tensor in _flat(result)]
             for number in state["outputs"]:

@@ -87,7 +87,10 @@ EVENTS: dict[str, EventFact] = {
     ),
     "graphed-grads": EventFact("graphed-grad-accumulation", "adds to gradients that are the graph's own memory"),
     "overwritten-output": EventFact(
-        "overwritten-output", "reads an output that a later call of the compiled function has overwritten"
+        "overwritten-output", "overwrites the output of an earlier call, which is read afterwards ({detail})"
+    ),
+    "mutated-argument": EventFact(
+        "skipped-cudagraph", "writes an argument of a compiled function in place, so torch skips its graph"
     ),
     "first-collective": EventFact(
         "first-collective", "is the first collective of this process group, which sets up its communicator"

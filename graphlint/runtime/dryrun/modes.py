@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphlint.runtime.dryrun import moves
-from graphlint.runtime.dryrun.records import Draw, Op, Operand, Role
+from graphlint.runtime.dryrun.records import Draw, Event, Op, Operand, Role
 from graphlint.runtime.dryrun.roles import generator_identity
 from graphlint.runtime.dryrun.session import Call, Session
 from graphlint.runtime.dryrun.watchers import fresh_on_device
@@ -73,6 +74,8 @@ class OpMode(TorchDispatchMode):
             return moves.higher_order(session, func, args, kwargs)
         if session.overwritten:
             _stale(session, func, args, kwargs)
+        if session.arguments and func._schema.is_mutable:
+            _mutated(session, func, args)
         family = _FAMILIES.get(func._schema.name) if session.observer is not None else None
         if family is not None and family not in session.warm:
             _warm(session, family, func)
@@ -173,9 +176,17 @@ def _stale(session: Session, func: Any, args: Any, kwargs: Any) -> None:
     """Memory that a compiled function's later call has overwritten is read."""
     for tensor in tensors((args, kwargs)):
         if session.roles.identity(tensor) in session.overwritten and func._schema.name != "aten::detach":
-            session.setup_event("overwritten-output", session.call or func._schema.name)
+            overwriting, read = session.overwritten[session.roles.identity(tensor)], session.site()
+            note = f"{Path(read.filename).name}:{read.row}"
+            session.setup.events.append(Event("overwritten-output", "the compiled function", overwriting, note))
             session.overwritten.clear()
             return
+
+
+def _mutated(session: Session, func: Any, args: Any) -> None:
+    """A compiled function that asks for graphs writes one of its arguments."""
+    if args and isinstance(args[0], torch.Tensor) and session.roles.identity(args[0]) in session.arguments:
+        session.setup_event("mutated-argument", session.call or func._schema.name)
 
 
 _COPIES = (

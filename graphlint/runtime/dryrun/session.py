@@ -65,6 +65,7 @@ class Session:
         self.observer: Any = None
         self.answers_capturing = True
         self.overwritten: dict[int, Site] = {}
+        self.arguments: set[int] = set()
         self.warm: set[str] = set()
         self.last: Any = None
 
