@@ -405,3 +405,30 @@ def test_collectives_are_named() -> None:
         analyse(replace(timeline, device=ops), COSTS).advice.points
     )
     assert "collectives" not in " ".join(analyse(timeline, COSTS).advice.points)
+
+
+def _waiting(thread: int, operator: str = "") -> Timeline:
+    r = Recorder()
+    for number in range(3):
+        begin = r.host
+        for _ in range(20):
+            r.launch(5)
+        start = r.host
+        r.thread = thread
+        r.wait()
+        if operator:
+            r.mark(operator, start, RangeKind.OP)
+        r.thread = HOST
+        r.step(number, begin)
+    return r.timeline()
+
+
+def test_waits_of_the_step_block_a_capture_and_those_of_other_threads_do_not() -> None:
+    assert analyse(_waiting(HOST), COSTS).advice.blocked
+    report = analyse(_waiting(77), COSTS)  # a thread that launches nothing: it pins memory, or watches collectives
+    assert not report.advice.blocked and Cause.WAIT.value not in {i.cause for i in report.idle}
+
+
+def test_a_wait_of_the_allocator_is_none_in_the_pool_of_a_graph() -> None:
+    assert analyse(_waiting(HOST, "aten::item"), COSTS).advice.blocked
+    assert not analyse(_waiting(HOST, "aten::empty_strided"), COSTS).advice.blocked

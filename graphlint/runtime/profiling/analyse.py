@@ -19,6 +19,7 @@ from graphlint.runtime.profiling.report import Idle, Report, Whole
 from graphlint.runtime.profiling.steps import Iteration, alike, cut, typical
 from graphlint.runtime.profiling.timeline import Microseconds, Timeline
 
+_ALLOCATING = ("aten::empty", "aten::new_empty", "aten::resize_")
 _STALL = 20.0  # microseconds; an idle device with work in its queue for longer waits for something
 _LOOKED_AT = 20  # steps of a long recording that are compared one by one, spread over it
 
@@ -135,8 +136,11 @@ def _graphed(sequence: Sequence[Launch]) -> float:
 
 
 def _waits(sequence: Sequence[Launch]) -> tuple[tuple[str, str], ...]:
-    """(operator or call, module) of each wait, once."""
-    return tuple(dict.fromkeys((x.operator or x.name, x.path) for x in sequence if x.waits))
+    """(operator or call, module) of each wait that a capture forbids, once. The allocator waits for memory that another
+    stream still uses, and has no need to in the pool of a graph.
+    """
+    found = ((x.operator or x.name, x.path) for x in sequence if x.waits)
+    return tuple(dict.fromkeys(pair for pair in found if not pair[0].startswith(_ALLOCATING)))
 
 
 def _idle(found: Sequence[Gap]) -> tuple[Idle, ...]:

@@ -199,7 +199,7 @@ class _Ready:
 def _iteration(
     timeline: Timeline, window: HostRange, ops: Sequence[DeviceOp], ready: float, previous_end: float
 ) -> Iteration:
-    calls = timeline.calls[_first(timeline.calls, window.start) : _first(timeline.calls, window.end)]
+    calls = _of_the_step(timeline.calls[_first(timeline.calls, window.start) : _first(timeline.calls, window.end)])
     ranges = timeline.ranges[_first(timeline.ranges, window.start) : _first(timeline.ranges, window.end)]
     inner = tuple(r for r in ranges if r.kind is not RangeKind.STEP)
     return Iteration(
@@ -213,6 +213,14 @@ def _iteration(
         previous_end=min(previous_end, window.start),
         loading=tuple(union((r.start, r.end) for r in inner if r.kind is RangeKind.DATA)),
     )
+
+
+def _of_the_step(calls: tuple[HostCall, ...]) -> tuple[HostCall, ...]:
+    """Without the waits of threads that launch nothing, such as one that pins memory or watches collectives."""
+    launching = {c.thread for c in calls if c.kind in (CallKind.LAUNCH, CallKind.GRAPH)}
+    if not launching:
+        return calls
+    return tuple(c for c in calls if c.thread in launching or c.kind is not CallKind.WAIT)
 
 
 def _first(events: Sequence[HostCall] | Sequence[HostRange], at: Microseconds) -> int:
