@@ -23,7 +23,8 @@ from graphlint.runtime.inputs import StaticInputs, shared_memory
 from graphlint.runtime.options import Options
 from graphlint.runtime.replay import Captured
 from graphlint.runtime.report import GraphReport
-from graphlint.runtime.spec import Spec, flatten, unflatten_call
+from graphlint.runtime.results import check_result
+from graphlint.runtime.spec import Spec, Tree, flatten, unflatten_call
 from graphlint.runtime.state import Snapshot, State
 from graphlint.runtime.translate import translate
 from graphlint.runtime.verify import Trial, private, verify
@@ -56,6 +57,7 @@ class Admission:
     entry: str = "any"
     changing: frozenset[str] = frozenset()
     host_changes: list[str] = field(default_factory=list)
+    tree: Tree | None = None  # of the captured result
     ran: bool = False
     canonical: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # gradients of a sister graph
 
@@ -94,8 +96,9 @@ class Admission:
         told = [change for change in changes if not optimizers or not change.label.startswith(optimizers)]
         self.host_changes = [f"{change.label}: {change.before!r} -> {change.after!r}" for change in told]
         self.after = self.state.snapshot(self.room)
-        self.outputs = flatten(self.result)[0]
+        self.outputs, _, names = flatten(self.result)
         self._check_outputs()
+        check_result(self.outputs, names, self._known(), self.where)
 
     def _check_writes(self) -> None:
         name = shared_memory(self.call.spec, self.call.leaves, set(self.watched.writes))
@@ -137,6 +140,11 @@ class Admission:
                 stage="warmup",
                 where=self.where,
             )
+
+    def _known(self) -> set[int]:
+        """Objects that the caller has anyway: arguments and state."""
+        owners = [owner for _, owner in self.state.found.owners()]
+        return {id(value) for value in (*self.call.leaves, *owners, *self.state.found.containers.values())}
 
     def undo(self) -> None:
         """Back to S0, as if nothing had been tried."""
@@ -376,6 +384,7 @@ class Admission:
 
     def prove(self, captured: Captured) -> None:
         """Verifies the graph; afterwards the world is S1."""
+        self.tree = captured.tree
         steps = self.options.verify
         if steps == "off":
             captured.report.proofs.append(_skipped())
@@ -392,9 +401,18 @@ class Admission:
         verify(trial, count, deep=steps != "first")
 
     def _eager_leaves(self, leaves: list[Any]) -> list[Any]:
+        """One eager call; raises StaleScalarError when its result is nested otherwise than the captured one."""
         args, kwargs = unflatten_call(self.call.spec.tree, leaves)
         with self.backend.on_stream(self.stream):
-            return flatten(self.fn(*args, **kwargs))[0]
+            outputs, tree, _ = flatten(self.fn(*args, **kwargs))
+        if self.tree is not None and tree != self.tree:
+            raise error_of("frozen-scalar")(
+                "the result of another call is nested otherwise: Python takes another way than at capture",
+                rule="frozen-scalar",
+                stage="verify",
+                where=self.where,
+            )
+        return outputs
 
 
 def _same_or(leaf: Any, static: StaticInputs) -> Any:

@@ -344,6 +344,7 @@ def build_hot(
 
 def prove_autograd(admission: Admission, captured: AutogradCaptured, steps: int) -> None:
     """Results, gradients and state of replays against eager, on inputs that change; raises ReplayMismatchError."""
+    admission.tree = captured.tree
     base = admission.state.snapshot(admission.room)
     noises: dict[str, float] = {}
     bitwise = True

@@ -108,11 +108,15 @@ def discover(fn: Any, extra: dict[str, Any]) -> Found:
 
 
 def add_arguments(found: Found, leaves: list[Any], names: tuple[str, ...]) -> None:
-    """Modules, optimizers, schedulers and generators that are handed in as arguments."""
+    """Modules, optimizers, schedulers, generators, and the user's own objects, that are handed in as arguments."""
     for leaf, name in zip(leaves, names, strict=True):
         kinds = (torch.nn.Module, torch.optim.Optimizer, torch.Generator, *SCHEDULERS)
-        if isinstance(leaf, kinds) or is_scaler(leaf):
+        if isinstance(leaf, kinds) or is_scaler(leaf) or _has_attributes(leaf):
             _visit(found, leaf, name, None, 0)
+
+
+def _has_attributes(leaf: Any) -> bool:
+    return _is_users(type(leaf)) and hasattr(leaf, "__dict__") and not isinstance(leaf, (type, torch.Tensor))
 
 
 def is_scaler(value: Any) -> bool:
@@ -267,6 +271,12 @@ def module_plain(path: str, module: torch.nn.Module) -> Iterator[Plain]:
 
 def module_tensors(path: str, module: torch.nn.Module) -> Iterator[Slot]:
     """Parameters, buffers and plain tensor attributes of one module (not of its children)."""
+    if isinstance(module, torch.jit.ScriptModule):  # its tables are in C++
+        for kind, tensors in (("parameter", module.named_parameters), ("buffer", module.named_buffers)):
+            for name, _ in tensors(recurse=False):
+                put = functools.partial(setattr, module, name)
+                yield Slot(f"{path}.{name}", kind, functools.partial(getattr, module, name), put)
+        return
     for name in list(module._parameters):
         yield Slot(f"{path}.{name}", "parameter", _getter(module._parameters, name), _setter(module._parameters, name))
     for name in list(module._buffers):

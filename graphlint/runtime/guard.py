@@ -22,6 +22,7 @@ from graphlint.runtime.backend import GraphBackend
 from graphlint.runtime.buckets import Buckets, Declared
 from graphlint.runtime.guarded import CaptureSafe
 from graphlint.runtime.options import Options
+from graphlint.runtime.results import refuse_function
 
 __all__ = ["CaptureSafe", "capture_safe"]
 
@@ -85,6 +86,7 @@ def capture_safe(
 
     Raises:
         ValueError: an option that does not exist.
+        TypeError: a class, a generator or coroutine function, or nothing that can be called.
         CaptureError: on calls; the subclass, `.code` and `.where` tell what and where. With "raise" a failed call has
             no effect.
     """
@@ -93,6 +95,7 @@ def capture_safe(
         return lambda fn: capture_safe(fn, **given)
     if isinstance(fn, CaptureSafe):
         return fn
+    refuse_function(fn)
     mode = mode or ("forward" if isinstance(fn, torch.nn.Module) else "step")
     outputs = outputs if outputs is not None else ("clone" if mode == "autograd" else "alias")
     declared = Declared.of(buckets, pad) if isinstance(buckets, Mapping) else buckets

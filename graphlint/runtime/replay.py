@@ -331,7 +331,7 @@ def _write_route(out: Source, captured: Captured, names: list[str], route: Calla
     assert plan is not None
     out.constants["route"] = route
     at = plan.sizes.index(size)
-    low = plan.sizes[at - 1] if at else 0
+    low = plan.sizes[at - 1] if at else -1
     first = True
     for i, dim in plan.dims.items():
         if first:

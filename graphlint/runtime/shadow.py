@@ -16,6 +16,7 @@ from graphlint.runtime.compare import copies, difference
 from graphlint.runtime.errors import Where, error_of
 from graphlint.runtime.replay import Captured
 from graphlint.runtime.report import Proof
+from graphlint.runtime.results import host_difference
 from graphlint.runtime.spec import flatten, unflatten_call
 from graphlint.runtime.state import State
 from graphlint.runtime.verify import private
@@ -41,7 +42,7 @@ def shadow(
     mine = private(call.leaves, call.spec, captured.written)
     args, kwargs = unflatten_call(call.spec.tree, mine)
     with backend.on_stream(stream):
-        outputs = flatten(fn(*args, **kwargs))[0]
+        outputs, tree, _ = flatten(fn(*args, **kwargs))
     want = copies(_values(captured, outputs, mine, state))
     start.restore()
     results = captured.run(call.leaves)
@@ -52,6 +53,12 @@ def shadow(
         start.restore()
         rule = "padding-changes-result" if padded else "replay-mismatch"
         raise error_of(rule)(f"on fresh inputs {first}", rule=rule, stage="verify", where=where)
+    frozen = host_difference(outputs, results)
+    if tree != captured.tree:
+        frozen = "the result is nested otherwise: eager takes another way than at capture"
+    if frozen:
+        start.restore()
+        raise error_of("frozen-scalar")(f"on fresh inputs {frozen}", rule="frozen-scalar", stage="verify", where=where)
     captured.shadows -= 1
     if not captured.shadows:
         how = "bitwise" if same else "within rounding"

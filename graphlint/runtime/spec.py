@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -176,7 +176,7 @@ def unflatten_call(tree: Tree, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], 
 
 
 def leaf_spec(leaf: Any, name: str) -> TensorSpec | PlainSpec:
-    """The key of one leaf. Raises SignatureError for sparse tensors and values that can't be hashed."""
+    """The key of one leaf. Raises SignatureError for sparse tensors, iterators and values that can't be hashed."""
     if isinstance(leaf, torch.Tensor):
         if leaf.layout is not torch.strided or leaf.is_quantized or leaf.is_nested:
             raise SignatureError(
@@ -184,6 +184,11 @@ def leaf_spec(leaf: Any, name: str) -> TensorSpec | PlainSpec:
                 cure="Pass its dense parts as separate tensors.",
             )
         return TensorSpec.of(leaf)
+    if isinstance(leaf, Iterator):
+        raise SignatureError(
+            f"argument `{name}` is an iterator ({type(leaf).__name__}), which can be run through only once",
+            cure="Pass what it yields, in a list or a tuple.",
+        )
     if isinstance(leaf, float):
         return PlainSpec(float, leaf.hex())  # nan equals nan, -0.0 differs from 0.0
     try:
@@ -229,11 +234,11 @@ def take_apart(value: Any) -> tuple[str, type | None, list[tuple[Any, Any]]]:
         return "list", cls, list(enumerate(value))
     if cls in (dict, OrderedDict):
         return "dict", cls, list(value.items())  # in its order: the function may iterate over it
-    if dataclasses.is_dataclass(value) and not isinstance(value, type) and _holds_tensors(value):
-        return "record", cls, [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     if (functions := registered(cls)) is not None:
         children, context = functions[0](value)
         return "registered", cls, [((i, _Context(context)), child) for i, child in enumerate(children)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and _holds_tensors(value):
+        return "record", cls, [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     return "leaf", None, []
 
 
@@ -299,6 +304,8 @@ def _build(tree: Tree, following: Callable[[], Any]) -> Any:
 
 def _build_record(tree: Tree, children: list[Any]) -> Any:
     assert tree.cls is not None
+    if issubclass(tree.cls, dict):  # a record that is a dict fills it when it is made
+        return tree.cls(**dict(zip(tree.keys, children, strict=True)))
     value: Any = object.__new__(tree.cls)  # fields, not __init__: a record may compute in __post_init__
     for key, child in zip(tree.keys, children, strict=True):
         object.__setattr__(value, key, child)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,7 @@ from graphlint.runtime.errors import CaptureError, PoolLeakError, Where, error_o
 from graphlint.runtime.inputs import collapsed
 from graphlint.runtime.replay import Captured
 from graphlint.runtime.report import Proof
+from graphlint.runtime.results import host_difference
 from graphlint.runtime.spec import Spec, TensorSpec
 from graphlint.runtime.state import Snapshot, State
 from graphlint.runtime.warmup import Watched
@@ -129,13 +130,16 @@ def lockstep(trial: Trial, steps: int) -> None:
         varied |= changed
         if step == 1:
             noises = _calibrate(trial, leaves)
-        want, want_random, eager_state = _side(trial, eager_state, leaves, step, steps, graph=False)
-        have, have_random, graph_state = _side(trial, graph_state, leaves, step, steps, graph=True)
-        first, same = difference(want, have, noises, trial.exact)
+        want = _side(trial, eager_state, leaves, step, steps, graph=False)
+        have = _side(trial, graph_state, leaves, step, steps, graph=True)
+        eager_state, graph_state = want.state, have.state
+        first, same = difference(want.values, have.values, noises, trial.exact)
         bitwise &= same
         if first is not None:
-            raise _mismatch(trial, first, step, want, have)
-        if any(not torch.equal(a, b) for a, b in zip(want_random, have_random, strict=True)):
+            raise _mismatch(trial, first, step, want.values, have.values)
+        if frozen := host_difference(want.outputs, have.outputs):
+            raise _error(trial, "frozen-scalar", f"at step {step} {frozen}")
+        if any(not torch.equal(a, b) for a, b in zip(want.random, have.random, strict=True)):
             raise _error(trial, "frozen-rng", f"after step {step} the generators stand elsewhere than after eager")
     how = "bitwise" if bitwise else ("within rounding" if not trial.exact else "within eager's own noise")
     inputs = "inputs changed from step to step" if varied else "integer inputs left as they are"
@@ -143,10 +147,16 @@ def lockstep(trial: Trial, steps: int) -> None:
     trial.note("poison", "proved", "buffers held NaN before each step, freed memory too")
 
 
-def _side(
-    trial: Trial, start: Snapshot, leaves: list[Any], step: int, steps: int, graph: bool
-) -> tuple[Values, list[torch.Tensor], Snapshot]:
-    """One step of one side: its values, the generators' states, and where it stands afterwards."""
+class Side(NamedTuple):
+    """One step of one side: its tensors, its output leaves, the generators' states, and where it stands afterwards."""
+
+    values: Values
+    outputs: list[Any]
+    random: list[torch.Tensor]
+    state: Snapshot
+
+
+def _side(trial: Trial, start: Snapshot, leaves: list[Any], step: int, steps: int, graph: bool) -> Side:
     start.restore()
     if steps >= 4 and step == steps // 2 + 1:
         _halve_lr(trial.state)
@@ -156,7 +166,8 @@ def _side(
     outputs = trial.run_graph(leaves) if graph else trial.run_eager(leaves)
     values = copies(trial.values(outputs, leaves))
     random = [gen.get_state() for gen in trial.state.generators]
-    return values, random, trial.state.snapshot(trial.room)
+    plain = [None if isinstance(out, torch.Tensor) else out for out in outputs]
+    return Side(values, plain, random, trial.state.snapshot(trial.room))
 
 
 def _calibrate(trial: Trial, leaves: list[Any]) -> dict[str, float]:
