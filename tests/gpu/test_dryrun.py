@@ -5,7 +5,7 @@ the CPU in `tests/dryrun`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "dryrun"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "dryrun"), str(Path(__file__).parent)]
 
+from construct_programs import ROWS, load  # noqa: E402
 from test_step import HARMFUL, HARMLESS, Checked, Model, line_of, rules, train  # noqa: E402
 from torch import nn  # noqa: E402
 
 from graphlint.runtime.dryrun import dry_run, emulated_device  # noqa: E402
 from graphlint.runtime.watchsync import capture_watch  # noqa: E402
 
+# other threads in the default mode, and what is warmed up first, as the dry run does
+WORKS = {"other_thread_alloc", "other_thread_pin"} | {r["name"] for r in ROWS if r["name"].startswith("no_warmup_")}
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
@@ -175,3 +178,19 @@ def test_everything_is_put_back() -> None:
     with emulated_device() as session:
         assert not session.emulated
     assert torch.zeros(1, device="cuda").is_cuda and torch.cuda.Event.record.__qualname__ == "Event.record"
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    before = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(True)  # a `torch.compile` before may have changed it
+    yield load(tmp_path_factory.mktemp("constructs"))
+    torch.distributions.Distribution.set_default_validate_args(before)
+
+
+@pytest.mark.parametrize("name", [row["name"] for row in ROWS if row["name"] not in WORKS | {"cupy_sum"}])
+def test_a_construct_that_breaks_a_capture_is_found(name: str, programs: Any) -> None:
+    report = dry_run(getattr(programs, f"c_{name}")()[0], runs=1, emulate=False)
+    crashes = [finding for finding in report.findings if finding.severity == "crash"]
+    assert crashes, report
+    assert any(finding.at.filename.endswith("capture_constructs.py") for finding in crashes)
