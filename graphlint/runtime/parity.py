@@ -59,7 +59,8 @@ def parity(
         fn: one training step; returns its loss, a scalar tensor (or a tuple, list or dict that holds one). Its modules,
             optimizers, schedulers, generators and plain values are found by themselves and put back between the runs.
         args: what it is called with, when every step gets the same.
-        batches: in place of `args`, the arguments of step `i`: a sequence, or a function of `i`.
+        batches: in place of `args`, the arguments of each step as tuples: a sequence, an iterable, or a function of the
+            step.
         steps: length of the comparison.
         warmup: real steps before the snapshot, so that optimizer state exists in it.
         graphed: "guard" for `capture_safe`, "graph" for a plain `torch.cuda.graph`, or a function that makes the twin.

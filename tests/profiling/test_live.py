@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +55,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(record, "calibrate", ReplayCosts)
     monkeypatch.setattr(timing, "_LOOP", 0.0005)
     monkeypatch.setattr(timing, "_TURNS", (3, 3))
+    monkeypatch.setattr(timing, "_own_objects_aside", contextlib.nullcontext)  # a second for each reading
     monkeypatch.setattr(backend, "_default", FakeBackend())
     monkeypatch.setattr(measure, "capture", capture)
     return done
@@ -120,6 +123,13 @@ def test_a_capture_that_fails_is_told_with_its_first_error(
     report = profile(Task().step, torch.randn(4, 8))
     assert report.whole.failed.startswith("CG") and "(test_live.py:" in report.whole.failed
     assert any("model could not be captured alone: CG" in note for note in report.notes)
+
+
+def test_a_trace_that_can_not_be_kept_is_told_before_the_step_runs(captured: list[str], tmp_path: Path) -> None:
+    task = Task()
+    task.step = lambda x: pytest.fail("it ran")  # type: ignore[method-assign]
+    with pytest.raises(OSError):
+        profile(task.step, torch.randn(4, 8), trace=tmp_path / "no" / "trace.json")
 
 
 def test_a_step_that_raises_keeps_its_own_error(captured: list[str]) -> None:

@@ -7,7 +7,7 @@ Only the recorder (`record`, `measure`, `reach`, `state`) needs torch; all the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,7 @@ __all__ = ["profile", "profile_file", "read"]
 def profile(
     fn: Callable[..., Any],
     *args: Any,
-    batches: Sequence[tuple[Any, ...]] | Callable[[int], tuple[Any, ...]] | None = None,
+    batches: Iterable[Any] | Callable[[int], Any] | None = None,
     steps: int = 3,
     warmup: int = 5,
     measure: bool | Literal["auto"] = "auto",
@@ -35,8 +35,9 @@ def profile(
     Args:
         fn: one iteration: a function, a method or a module. Its modules and optimizers are found by themselves.
         args: what it is called with.
-        batches: in place of `args`, the arguments of iteration `i`: a sequence, or a function of `i`. Give batches as
-            they really come: a shape that changes decides what can be captured.
+        batches: in place of `args`, the arguments of each iteration as tuples: a sequence, an iterable such as a
+            DataLoader, or a function of the iteration; of the latter two the first eight are taken. Give batches as they
+            really come: a shape that changes decides what can be captured.
         steps: recorded iterations.
         warmup: iterations before anything is measured.
         measure: also capture the step and its modules, and time the replay. "auto" does so where nothing in the
@@ -48,7 +49,8 @@ def profile(
 
     Raises:
         NoDevice: torch sees no CUDA device.
-        StepFailed: the step raises.
+        StepFailed: the step raises, or there are no batches.
+        OSError: the trace can't be written.
     """
     from graphlint.runtime.profiling.live import run
 

@@ -34,6 +34,8 @@ def run(
 ) -> Report:
     """See `graphlint.profile`."""
     require_device()
+    if trace is not None:
+        trace.open("ab").close()  # a path that can't be written is told before anything runs
     fn = eager(fn)
     world = World(fn)
     snapshot = world.snapshot(on_host=True)

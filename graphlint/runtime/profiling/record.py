@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, islice, pairwise
@@ -25,7 +25,7 @@ from graphlint.runtime.profiling.timing import enqueue_time, turns
 from graphlint.runtime.profiling.world import World
 
 Batch = tuple[Any, ...]
-Batches = Sequence[Batch] | Callable[[int], Batch] | None
+Batches = Iterable[Any] | Callable[[int], Any] | None
 
 _HELD = 8  # batches that are fetched from a function or an iterable
 
@@ -55,7 +55,7 @@ class Step:
     def __init__(self, fn: Callable[..., Any], args: Batch = (), batches: Batches = None) -> None:
         self.fn = fn
         self._args = args
-        self._batches = batches
+        self._batches: Any = batches
 
     def batch(self, i: int) -> Batch:
         if self._batches is None:
