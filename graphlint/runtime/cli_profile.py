@@ -64,6 +64,10 @@ def profile_command(
     """
     for path in (html, output_file, save_trace):
         _require_writable(path)  # before minutes of measuring
+    if Path(target).suffix == ".py" and Path(target).is_file():
+        raise _Failure(
+            f"{target}: a program; give a recording, or MODULE:CALLABLE, as in {Path(target).stem}:make_step"
+        )
     if Path(target).is_file():
         _refuse(_OF_CALLABLES, "is for a step that is run; a recording is taken as it is")
         report = _from_file(Path(target), step_range, wall_us)

@@ -50,6 +50,8 @@ def test_what_is_no_recording(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     one_line(run(tmp_path / "notes.txt"), "no Chrome trace and no SQLite database")
     one_line(run(tmp_path / "missing.json"), "no such file")
+    (tmp_path / "train.py").write_text("")
+    one_line(run(tmp_path / "train.py"), "a program; give a recording, or MODULE:CALLABLE, as in train:make_step")
     one_line(run(tmp_path), "a folder; give one recording in it")
     one_line(run(DATA / "small_gpt.json.gz", "--step-range", "epoch"), "no range")
 
