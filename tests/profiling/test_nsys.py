@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import sqlite3
 from pathlib import Path
 
@@ -289,3 +290,26 @@ def test_no_cut_of_an_export_makes_it_crash(tmp_path: Path) -> None:
         path.write_bytes(whole[: len(whole) * part // 12])
         with contextlib.suppress(UnreadableTrace):
             profile_file(path)
+
+
+def test_no_value_of_any_column_can_make_it_crash(tmp_path: Path) -> None:
+    """SQLite keeps anything in any column."""
+    rng, odd = random.Random(11), [None, -1, "text", "", 1 << 62, 0, 1.5, b"\xff", "12"]
+    whole = ranks(tmp_path / "whole.sqlite").read_bytes()
+    with sqlite3.connect(tmp_path / "whole.sqlite") as db:
+        tables = [row[0] for row in db.execute("select name from sqlite_master where type = 'table'")]
+        columns = {t: [(c[1], c[3]) for c in db.execute(f"pragma table_info({t})")] for t in tables}
+    for turn in range(40):
+        path = tmp_path / f"{turn}.sqlite"
+        path.write_bytes(whole)
+        with sqlite3.connect(path) as db:
+            for _ in range(rng.randint(1, 12)):
+                table = rng.choice(tables)
+                column, needed = rng.choice(columns[table])
+                value = rng.choice(odd[1:] if needed else odd)
+                with contextlib.suppress(sqlite3.IntegrityError):
+                    some = f"rowid % {rng.randint(1, 9)} = 0"
+                    db.execute(f'update "{table}" set "{column}" = ? where {some}', (value,))
+        with contextlib.suppress(ValueError):  # also: no step did device work
+            report = profile_file(path)
+            assert report.to_text() and report.to_json() and report.to_html()

@@ -35,6 +35,7 @@ _WORK = tuple(_CUPTI + kind for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TR
 _RANGES = (59, 60, 70, 71)  # NVTX eventType: push and pop, start and end, and both of them imported from text files
 _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP", 11: "HtoD", 12: "DtoH", 13: "DtoD"}
 _EMIT_NVTX = re.compile(r"^(?P<op>.+?), (?:seq|op_id) = (?P<number>\d+)")  # what torch's emit_nvtx() writes
+_NAMES = ("text", "demangledName", "shortName", "nameId")  # a text, or the number of one
 _PROCESS = 24  # a serialised thread is one of these bits; above them are process and machine
 _PID = (1 << 24) - 1
 _LOST = re.compile(r"not all|lost|dropped|incomplete|may be missing", re.IGNORECASE)
@@ -88,7 +89,7 @@ class _Reader:
         self.origin = 0  # nanoseconds; times count from here, so that they stay exact as floating-point microseconds
         self.strings: dict[int, str] = {}
         if {"id", "value"} <= self._columns("StringIds"):
-            self.strings = dict(database.execute("select id, value from StringIds"))
+            self.strings = dict(database.execute("select id, cast(value as text) from StringIds"))
 
     def timeline(self) -> Timeline:
         source = self._busiest()
@@ -149,7 +150,8 @@ class _Reader:
         firsts: list[int | None] = []
         for table in (*_WORK, _CUPTI + "RUNTIME", "NVTX_EVENTS"):
             if {"start", "end"} <= self._columns(table):
-                firsts += self.database.execute(f'select min(start) from "{table}" where "end" >= start').fetchone()
+                first = f'select min(cast(start as integer)) from "{table}" where "end" >= start'
+                firsts += self.database.execute(first).fetchone()
         return min(first for first in firsts if first is not None)
 
     def _columns(self, table: str) -> set[str]:
@@ -160,8 +162,7 @@ class _Reader:
         present = self._columns(table)
         if not {"start", "end"} <= present:
             return
-        wanted = ", ".join(f'"{c}"' if c in present else "null" for c in columns)
-        wanted = wanted.replace('"start", "end"', f'(start - {self.origin}) / 1e3, ("end" - {self.origin}) / 1e3', 1)
+        wanted = ", ".join(self._value(c) if c in present else "null" for c in columns)
         chosen, given = ['"end" >= start'], list[int]()
         if source.process is not None and "globalPid" in present:
             chosen.append("globalPid = ?")
@@ -173,6 +174,12 @@ class _Reader:
             chosen.append("deviceId = ?")
             given.append(source.device)
         yield from self.database.execute(f'select {wanted} from "{table}" where {" and ".join(chosen)}', given)
+
+    def _value(self, column: str) -> str:
+        """SQL for a column: times in microseconds from the first event, numbers whatever SQLite keeps in their place."""
+        if column in ("start", "end"):
+            return f'(cast("{column}" as integer) - {self.origin}) / 1e3'
+        return f'"{column}"' if column in _NAMES else f'cast("{column}" as integer)'
 
     def _text(self, *identifiers: int | str | None) -> str:
         for i in identifiers:
@@ -221,7 +228,7 @@ class _Reader:
         for start, end, thread, text, text_id, event_type in self._rows("NVTX_EVENTS", source, *columns):
             if event_type is not None and event_type not in _RANGES:
                 continue
-            name = text or self._text(text_id)
+            name = self._text(text or text_id, text_id)
             operator = _EMIT_NVTX.match(name)
             if operator:
                 number = re.search(r"seq = (\d+)", name)
