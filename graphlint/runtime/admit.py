@@ -82,6 +82,7 @@ class Admission:
             )
         elif self.options.mode != "step":
             self.state.copied = frozenset(self.watched.writes)
+        self._find_hidden()
         self._check_writes()
         self._check_steps()
         if self.options.tensor_lr and self.options.mode == "step":
@@ -99,6 +100,19 @@ class Admission:
         self.outputs, _, names = flatten(self.result)
         self._check_outputs()
         check_result(self.outputs, names, self._known(), self.where)
+
+    def _find_hidden(self) -> None:
+        """Tensors that gather gradients and that discovery did not reach are state all the same."""
+        known = {id(tensor) for _, tensor in self.state.found.parameters()} | {id(leaf) for leaf in self.call.leaves}
+        hidden = [t for t in self.watched.reads if t.requires_grad and t.is_leaf and id(t) not in known]
+        if not hidden:
+            return
+        outside = {t.untyped_storage().data_ptr() for t in self.watched.reads}
+        for tensor in hidden:
+            if tensor.grad is not None and tensor.grad.untyped_storage().data_ptr() not in outside:
+                tensor.grad = None  # born in the watched call
+        self.state.found.hidden += hidden
+        self.before = self.state.snapshot(self.room)
 
     def _check_writes(self) -> None:
         name = shared_memory(self.call.spec, self.call.leaves, set(self.watched.writes))
@@ -237,7 +251,7 @@ class Admission:
             list(self.state.found.modules.values()), report, self.options.outputs,
             keep=self._outside(),
         )  # fmt: skip
-        captured.unpad = self._unpad(captured)
+        captured.unpad = self._unpad(leaves, size)
         return captured
 
     def leaves_for(self, size: int) -> list[Any]:
@@ -363,16 +377,16 @@ class Admission:
         mine |= {g.untyped_storage().data_ptr() for _, g in self.before._parameters if g is not None}
         return [t for t in self.watched.reads if t.untyped_storage().data_ptr() not in mine]
 
-    def _unpad(self, captured: Captured) -> Unpad:
-        """Which output dimensions follow the length."""
-        plan, size = self.call.plan, captured.static.size
+    def _unpad(self, outputs: list[Any], size: int) -> Unpad:
+        """Which dimensions of the outputs at bucket `size` follow the length."""
+        plan = self.call.plan
         if plan is None:
             return Unpad()
         if self.options.unpad is not None:
             return Unpad({i: (dim,) for i, dim in self.options.unpad.items()})
         length = plan.length(self.call.leaves)
         if length < size:
-            return Unpad.compare(self.outputs, length, captured.outputs, size)
+            return Unpad.compare(self.outputs, length, outputs, size)
         if size == 1:
             return Unpad()
         args, kwargs = unflatten_call(self.call.spec.tree, plan.shorten(self.private(self.call.leaves), size - 1))
@@ -380,7 +394,7 @@ class Admission:
         with self.backend.on_stream(self.stream):
             short = flatten(self.fn(*args, **kwargs))[0]
         base.restore()
-        return Unpad.compare(short, size - 1, captured.outputs, size)
+        return Unpad.compare(short, size - 1, outputs, size)
 
     def prove(self, captured: Captured) -> None:
         """Verifies the graph; afterwards the world is S1."""

@@ -61,6 +61,7 @@ class Found:
     loose: list[Slot] = field(default_factory=list)
     plain: list[Plain] = field(default_factory=list)
     iterators: list[Plain] = field(default_factory=list)
+    hidden: list[torch.Tensor] = field(default_factory=list)  # leaves that only a watched call showed
     objects: dict[str, Any] = field(default_factory=dict)
     containers: dict[str, Any] = field(default_factory=dict)
     _seen: set[int] = field(default_factory=set)
@@ -74,8 +75,10 @@ class Found:
                     seen.add(id(sub))
                     yield f"{root}.{name}" if name else root, sub
 
-    def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """Every parameter once: those of modules by path, those that only an optimizer knows by index."""
+    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter once: those of modules by path, those that only an optimizer knows by index, and any other
+        tensor that gathers gradients.
+        """
         seen: set[int] = set()
         for path, module in self.submodules():
             for name, param in module._parameters.items():
@@ -88,6 +91,11 @@ class Found:
                     if id(param) not in seen:
                         seen.add(id(param))
                         yield f"{path}.param_groups[{g}]['params'][{p}]", param
+        others = [(slot.label, slot.get()) for slot in self.loose]
+        for label, tensor in [*others, *((f"tensor #{i}", t) for i, t in enumerate(self.hidden))]:
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad and tensor.is_leaf and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield label, tensor
 
     def owners(self) -> Iterator[tuple[str, Any]]:
         """The objects whose `__dict__` a call may change."""

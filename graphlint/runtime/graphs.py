@@ -136,7 +136,7 @@ class Graphs(OrderedDict[Any, Held]):
                 self.disarm(other)
         broken = functools.partial(self._broken, captured)
         if isinstance(captured, AutogradCaptured):
-            captured.hot = autograd.build_hot(captured, leaves, self.backend, broken)
+            captured.hot = autograd.build_hot(captured, leaves, self.backend, broken, self.route)
         else:
             user = self.options.buckets if callable(self.options.buckets) else None
             captured.hot = build_hot(

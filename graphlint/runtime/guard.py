@@ -99,8 +99,6 @@ def capture_safe(
     mode = mode or ("forward" if isinstance(fn, torch.nn.Module) else "step")
     outputs = outputs if outputs is not None else ("clone" if mode == "autograd" else "alias")
     declared = Declared.of(buckets, pad) if isinstance(buckets, Mapping) else buckets
-    if mode == "autograd" and isinstance(declared, Declared):
-        raise ValueError('buckets: mode "autograd" has one graph per signature; use mode "step" or "forward"')
     options = Options(
         mode, warmup, stream, pool, capture_error_mode, declared, unpad, inputs, outputs, tensor_lr, verify,
         on_violation, max_graphs, watch,

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from graphlint.runtime.buckets import BucketPlan
 from graphlint.runtime.spec import PlainSpec, Spec, TensorSpec, Tree, take_apart
 from graphlint.runtime.turn import FAST_PATH
 from graphlint.runtime.watch import EVERY, Watch
@@ -244,6 +245,24 @@ def write_watch(out: Source, watch: Watch, broken: Callable[[Any, Any, Any], Any
         out.add("if fact:")
         out.add("    look, key, held, address, at = fact")
         out.add("    if look(key) is not held or address() != at: return broken(None, args, kwargs)")
+
+
+def write_route(out: Source, plan: BucketPlan, size: int, names: list[str], route: Callable[[int], Any]) -> None:
+    """Sends a call of another bucket to that bucket's function."""
+    out.constants["route"] = route
+    at = plan.sizes.index(size)
+    low = plan.sizes[at - 1] if at else -1
+    first = True
+    for i, dim in plan.dims.items():
+        if first:
+            out.add(f"try: n = {names[i]}.shape[{dim}]")
+            out.add("except (AttributeError, IndexError): return MISS")
+            out.add(f"if not {low} < n <= {size}:")
+            out.add("    other = route(n)")
+            out.add("    return MISS if other is None else other(args, kwargs)")
+            first = False
+        else:
+            out.add(f"if {names[i]}.shape[{dim}] != n: return MISS")
 
 
 def write_outputs(out: Source, tree: Tree, names: list[str], build: Callable[[list[Any]], Any]) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from graphlint.runtime import autograd, discover
+from graphlint.runtime import discover
 from graphlint.runtime.admit import Admission
+from graphlint.runtime.autograd_capture import capture_autograd, prove_autograd
 from graphlint.runtime.backend import GraphBackend
 from graphlint.runtime.calls import Call, Reader
 from graphlint.runtime.errors import CaptureError, GuardWarning, NotWorthwhile
@@ -126,7 +127,7 @@ class Maker:
 
     def _capture(self, key: Any, admission: Admission, size: int) -> Held:
         held = (
-            self._forward_and_backward(admission)
+            self._forward_and_backward(admission, size)
             if self.options.mode == "autograd"
             else self._one(key, admission, size)
         )
@@ -134,13 +135,13 @@ class Maker:
         self._ledger.counts["captures"] += 1
         return held
 
-    def _forward_and_backward(self, admission: Admission) -> Held:
+    def _forward_and_backward(self, admission: Admission, size: int) -> Held:
         steps = self.options.verify
         assert self._graphs.shared is not None
-        both = autograd.capture_autograd(admission, self._graphs.own_pool(admission), self._graphs.shared)
+        both = capture_autograd(admission, size, self._graphs.own_pool(admission), self._graphs.shared)
         try:
             if steps != "off":
-                autograd.prove_autograd(admission, both, 3 if steps == "first" else int(steps))
+                prove_autograd(admission, both, 3 if steps == "first" else int(steps))
         except BaseException:
             both.release()
             raise

@@ -21,6 +21,7 @@ from graphlint.runtime.hotpath import (
     write_context,
     write_outputs,
     write_plain,
+    write_route,
     write_structure,
     write_training,
     write_watch,
@@ -285,7 +286,7 @@ def build_hot(
         out.constants["user_key"] = key[0]
         out.add(f"if user_key(*args, **kwargs) != {out.constant(key[1])}: return MISS")
     if static.plan is not None:
-        _write_route(out, captured, names, route)
+        write_route(out, static.plan, static.size, names, route)
     out.add("try: token = take()")
     out.add("except IndexError:")
     out.add("    token = wait()")
@@ -323,26 +324,6 @@ def _miss() -> Any:
     from graphlint.runtime.hotpath import MISS
 
     return MISS
-
-
-def _write_route(out: Source, captured: Captured, names: list[str], route: Callable[[int], Any]) -> None:
-    """Sends a call of another bucket to that bucket's function."""
-    plan, size = captured.static.plan, captured.static.size
-    assert plan is not None
-    out.constants["route"] = route
-    at = plan.sizes.index(size)
-    low = plan.sizes[at - 1] if at else -1
-    first = True
-    for i, dim in plan.dims.items():
-        if first:
-            out.add(f"try: n = {names[i]}.shape[{dim}]")
-            out.add("except (AttributeError, IndexError): return MISS")
-            out.add(f"if not {low} < n <= {size}:")
-            out.add("    other = route(n)")
-            out.add("    return MISS if other is None else other(args, kwargs)")
-            first = False
-        else:
-            out.add(f"if {names[i]}.shape[{dim}] != n: return MISS")
 
 
 def _write_entry(out: Source, captured: Captured) -> None:

@@ -159,3 +159,154 @@ def test_a_fault_in_backward_names_the_forward_line(kit: Any) -> None:
         guard(kit.randn(3).requires_grad_())
     assert caught.value.rule == "host-sync"
     assert "the fault" in caught.value.source_line
+
+
+# ---- buckets ----
+
+SIZES = [4, 8, 16]
+
+
+class Tokens(torch.nn.Module):
+    """Embeds floats, mixes each position, and scales by a learned vector; padding of zeros is neutral with the mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(3, 6)
+        self.out = torch.nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> Any:
+        h = torch.tanh(self.inner(x)) * mask.unsqueeze(-1)
+        return self.out(h) * mask.unsqueeze(-1), h.sum(1) / mask.sum(1, keepdim=True)
+
+
+def bucketed(kit: Any, **options: Any) -> tuple[Any, Any, Any]:
+    torch.manual_seed(0)
+    mine, twin = Tokens().to(kit.device), Tokens().to(kit.device)
+    twin.load_state_dict(mine.state_dict())
+    buckets = {"x": (1, SIZES), "mask": (1, SIZES)}
+    return mine, twin, kit.guard(mine, mode="autograd", buckets=buckets, **options)
+
+
+def tokens(kit: Any, length: int, seed: int, grad: bool = True) -> Any:
+    x = kit.randn(2, length, 3, seed=seed)
+    return x.requires_grad_(grad), torch.ones(2, length, device=kit.device)
+
+
+def test_buckets_route_pad_and_cut_with_gradients(kit: Any) -> None:
+    mine, twin, guard = bucketed(kit)
+    for i, length in enumerate([5, 3, 16, 1, 8, 5, 2, 7, 16, 4, 3, 9, 9, 2, 11, 6]):
+        results = []
+        for run in (guard, twin):
+            x, mask = tokens(kit, length, i)
+            rows, mean = run(x, mask)
+            (rows.square().sum() + mean.sum() * 3).backward()
+            results.append((rows, mean, x.grad))
+        (rows, mean, grad), (want_rows, want_mean, want_grad) = results
+        assert rows.shape == want_rows.shape == (2, length, 2)
+        assert grad.shape == (2, length, 3)
+        torch.testing.assert_close(rows, want_rows)
+        torch.testing.assert_close(mean, want_mean)
+        torch.testing.assert_close(grad, want_grad)
+        for p, q in zip(mine.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+        if i % 3 == 2:  # accumulate over three calls of three lengths
+            mine.zero_grad(), twin.zero_grad()
+    assert guard.stats["captures"] == len(SIZES)
+    assert guard.report().proved
+
+
+def test_bucketed_forwards_of_two_sizes_before_their_backwards(kit: Any) -> None:
+    mine, twin, guard = bucketed(kit)
+    for i in range(6):
+        losses = []
+        for run in (guard, twin):
+            outs = [run(*tokens(kit, length, i, grad=False))[0].square().sum() for length in (3, 7, 13)]
+            for loss in outs:
+                loss.backward()
+            losses.append([loss.item() for loss in outs])
+        assert losses[0] == pytest.approx(losses[1])
+    for p, q in zip(mine.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_padding_that_changes_a_gradient_is_found(kit: Any) -> None:
+    m = torch.nn.Linear(3, 3).to(kit.device)
+    guard = kit.guard(lambda x: (m(x), m(x).mean()), mode="autograd", buckets={"x": (0, [8])})
+    with pytest.raises(CaptureError) as caught:
+        guard(kit.randn(5, 3))
+    assert caught.value.rule == "padding-changes-result"
+
+
+def test_padding_that_only_poisons_the_gradient_is_found(kit: Any) -> None:
+    """The result is right, but zero times infinity in the padding is no zero."""
+    w = torch.nn.Parameter(torch.ones(3, device=kit.device))
+
+    class Root(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = w
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.w).sqrt()
+
+    guard = kit.guard(Root(), mode="autograd", buckets={"x": (0, [8])})
+    with pytest.raises(CaptureError) as caught:
+        guard(torch.rand(5, 3, device=kit.device) + 1)
+    assert caught.value.rule == "padding-changes-result"
+    fine = kit.guard(Root(), mode="autograd", buckets={"x": (0, [8])}, pad={"x": 1.0})
+    for i in range(5):
+        w.grad = None
+        x = torch.rand(3 + i, 3, device=kit.device) + 1
+        fine(x).sum().backward()
+        mine, w.grad = w.grad, None
+        (x * w).sqrt().sum().backward()
+        torch.testing.assert_close(mine, w.grad)
+
+
+def test_buckets_without_gradients(kit: Any) -> None:
+    _, twin, guard = bucketed(kit)
+    with torch.no_grad():
+        kept = []
+        for i, length in enumerate([5, 3, 16, 5, 5, 5, 3, 3, 9]):
+            x, mask = tokens(kit, length, i)
+            kept.append((guard(x, mask)[0], twin(x, mask)[0]))
+    for mine, want in kept:
+        torch.testing.assert_close(mine, want)
+
+
+# ---- corners ----
+
+
+def test_an_argument_changed_in_place(kit: Any) -> None:
+    w = torch.nn.Parameter(torch.ones(3, device=kit.device))
+
+    def fn(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        cache.add_(x.detach())
+        return (cache.detach() * w * x).sum()
+
+    guard = kit.guard(fn, mode="autograd")
+    mine, twin = torch.zeros(3, device=kit.device), torch.zeros(3, device=kit.device)
+    for i in range(6):
+        grads = []
+        for run, cache in ((guard, mine), (fn, twin)):
+            w.grad = None
+            run(cache, kit.randn(3, seed=i)).backward()
+            grads.append(w.grad)
+        assert torch.equal(mine, twin)
+        assert torch.equal(*grads)
+
+
+def test_neither_arguments_nor_results_with_gradients(kit: Any) -> None:
+    table = torch.arange(3.0, device=kit.device)
+    guard = kit.guard(lambda: table * 2, mode="autograd")
+    for _ in range(5):
+        assert guard().tolist() == [0.0, 2.0, 4.0]
+
+
+def test_double_backward_says_so(kit: Any) -> None:
+    _, _, guard = twins(kit)
+    for i in range(3):
+        x = kit.randn(4, 6, seed=i).requires_grad_()
+        (grad,) = torch.autograd.grad((guard(x) ** 2).mean(), x, create_graph=i == 2)
+    with pytest.raises(RuntimeError):
+        grad.sum().backward()

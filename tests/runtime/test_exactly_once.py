@@ -249,3 +249,41 @@ def test_batch_norm_counts_each_call_once(kit: Any) -> None:
     assert norm.num_batches_tracked.item() == 7
     assert torch.equal(norm.running_mean, twin.running_mean)
     assert torch.equal(norm.running_var, twin.running_var)
+
+
+class Slotted:
+    """Discovery can't see into it."""
+
+    __slots__ = ("w",)
+
+    def __init__(self, w: Any) -> None:
+        self.w = w
+
+
+@pytest.mark.parametrize("where", ["closure", "hidden"])
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("mode", ["step", "autograd"])
+def test_gradients_of_tensors_that_belong_to_no_module(kit: Any, where: str, kept: bool, mode: str) -> None:
+    runs = []
+    for guarded in (False, True):
+        w = torch.nn.Parameter(torch.ones(3, device=kit.device))
+        box = Slotted(w)
+
+        def step(x: torch.Tensor, w: Any = w, box: Any = box) -> torch.Tensor:
+            loss = ((box.w if where == "hidden" else w) * x).square().sum()
+            if mode == "step":
+                loss.backward()
+            return loss
+
+        fn = (lambda x, step=step, w=w: step(x)) if where == "closure" else (lambda x, step=step, box=box: step(x))
+        run = kit.guard(fn, mode=mode) if guarded else fn
+        history = []
+        for i in range(8):
+            if not kept:
+                w.grad = None
+            loss = run(kit.randn(3, seed=i))
+            if mode == "autograd":
+                loss.backward()
+            history.append((loss.item(), w.grad.tolist()))
+        runs.append(history)
+    assert runs[0] == runs[1]
