@@ -280,7 +280,14 @@ class _Lint:
         else:
             machine.walk_function(module, function)
         return _CameTo(
-            tuple((capture.frame.module.path, capture.at[0]) for capture in machine.captures),
+            tuple(
+                dict.fromkeys(
+                    # the calls on the way to a capture count too: of a wrapper that captures, the call is the region
+                    (frame.module.path, span[0])
+                    for capture in machine.captures
+                    for frame, span in ((capture.frame, capture.at), *((one, at) for one, at, _ in capture.stack))
+                )
+            ),
             tuple(Problem(file, row, why) for (file, row), why in machine.unresolved.items()),
             tuple(self.finding(report) for report in checks.run(Walk(machine))),
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from graphlint import ir, rulebook
 from graphlint.checks.base import Report, Walk, at, constant, on_device
-from graphlint.checks.keys import statements
+from graphlint.checks.keys import statements, words_of
 from graphlint.flow import events as ev
 from graphlint.flow import modules
 from graphlint.flow.values import (
@@ -72,9 +72,13 @@ def _filled_before(event: ev.CallEvent, walk: Walk) -> bool:
     function = event.frame.func
     if event.capture is None or function is None:
         return False
-    above = (stmt for stmt in statements(function.body) if stmt.at[0] < event.at[0])
+    above = [stmt for stmt in statements(function.body) if stmt.at[0] < event.at[0]]
     if event.sure and not any(isinstance(stmt, ir.Return) for stmt in above):
         return False  # nothing in the function leaves it out
+    asked = {name for stmt in above for name in words_of(stmt)}
+    stores = {name for stmt in statements(function.body) if stmt not in above for name in _stored_in(stmt)}
+    if not asked & stores:
+        return False  # it does not look into the cache first
     for earlier in walk.of(ev.CallEvent):
         if earlier.clock >= event.capture.begin:
             return False
@@ -86,6 +90,13 @@ def _filled_before(event: ev.CallEvent, walk: Walk) -> bool:
             ):
                 return True
     return False
+
+
+def _stored_in(stmt: ir.Stmt) -> Iterator[str]:
+    """The name of the container that an assignment to an element fills."""
+    for target in stmt.targets if isinstance(stmt, ir.Assign) else ():
+        if isinstance(target, ir.Subscript) and isinstance(target.obj, (ir.Name, ir.Attr)):
+            yield target.obj.id if isinstance(target.obj, ir.Name) else target.obj.name
 
 
 def _lengths(walk: Walk) -> frozenset[int]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from graphlint import ir
 from graphlint.checks.base import Report, Walk, at, cell_name, inplace_after, is_none, place, unknown
+from graphlint.checks.keys import kept_under_key, left_out
 from graphlint.flow import events as ev
 from graphlint.flow import modules
 from graphlint.flow.values import (
@@ -12,7 +14,9 @@ from graphlint.flow.values import (
     Choice,
     External,
     Host,
+    Instance,
     Items,
+    Mapping,
     Scope,
     Storage,
     Tensor,
@@ -55,6 +59,28 @@ def _frozen(event: ev.Event, rule: str, cell: Cell, change: ev.WriteEvent) -> Re
     return report
 
 
+def frozen_argument(walk: Walk) -> Iterator[Report]:
+    """A number is handed to the function that captures on its first call; later calls hand in another, and replay."""
+    seen: set[tuple[str, ir.Span]] = set()
+    for capture in walk.captures:
+        if capture.kind not in ("graph", "manual") or not walk.whole or kept_under_key(capture, walk) is not None:
+            continue
+        for then, _, _ in capture.stack:
+            found = left_out(then, capture, walk) if then.func is not None else None
+            if found is None:
+                continue
+            name, read, other = found
+            for event in walk.inside(capture):
+                rule = next((rule for host, rule in uses(event) if read.cell in host.origins), None)
+                if rule is not None and (event.frame.module.path, event.at) not in seen:
+                    seen.add((event.frame.module.path, event.at))
+                    report = at(event, rule, value=name, where=place(other, other.call_at or capture.at))
+                    report.related.append((other, other.call_at or capture.at, "a later call hands in another value"))
+                    yield report
+                    break
+            break
+
+
 def _changes(walk: Walk) -> dict[Cell, list[ev.WriteEvent]]:
     """Writes outside captures, after the first capture."""
     if not walk.captures:
@@ -62,7 +88,8 @@ def _changes(walk: Walk) -> dict[Cell, list[ev.WriteEvent]]:
     first = min(capture.end or capture.begin for capture in walk.captures)
     found: dict[Cell, list[ev.WriteEvent]] = {}
     for event in walk.of(ev.WriteEvent):
-        if event.capture is None and event.clock > first and event.how not in ("register", "loop", "del"):
+        counts = event.how == "loop" and isinstance(event.cell.holder, Scope)
+        if event.capture is None and event.clock > first and event.how not in ("register", "del") and not counts:
             found.setdefault(event.cell, []).append(event)
     return found
 
@@ -81,6 +108,8 @@ def uses(event: ev.Event) -> Iterator[tuple[Host, str]]:
     elif isinstance(event, ev.IndexEvent):
         if any(isinstance(one, Tensor) for one in alternatives(event.obj)):
             yield from ((one, "frozen-scalar") for one in _in_index(event.index))
+        elif event.stored is None and any(_chooses(one) for one in alternatives(event.obj)):
+            yield from ((one, "frozen-flag") for one in alternatives(event.index) if isinstance(one, Host))
     elif (
         isinstance(event, ev.CallEvent)
         and event.name.startswith(("torch.", "flash_attn", "xformers", "transformer_engine"))
@@ -95,6 +124,13 @@ def uses(event: ev.Event) -> Iterator[tuple[Host, str]]:
             yield from ((one, rule) for one in hosts_in(value) if one.kind not in ("device", "dtype", "str", "none"))
     elif isinstance(event, ev.LoopEvent) and isinstance(event.value, External) and event.value.name == "range":
         yield from ((one, "frozen-scalar") for one in event.value.args if isinstance(one, Host))
+
+
+def _chooses(container: Value) -> bool:
+    """Whether it holds modules: which of them is called is decided in Python."""
+    return isinstance(container, (Items, Mapping, External, Instance)) and any(
+        modules.is_module(one) for one in container.slots.values()
+    )
 
 
 def _in_index(index: Value) -> list[Host]:

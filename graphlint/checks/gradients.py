@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from graphlint import ir
 from graphlint.checks.base import Report, Walk, at, constant, is_none, replayed_after
 from graphlint.checks.memory import captured, stale
 from graphlint.checks.steps import stepped
@@ -34,10 +35,21 @@ def replaced_gradient(walk: Walk) -> Iterator[Report]:
                 replay = replayed_after(capture, event.clock, walk)
                 use = _looked_for(event, replay, walk) if replay is not None else None
                 if use is not None:
-                    report = at(event, "replaced-gradient", capture, why="drops the gradients")
+                    report = Report("replaced-gradient", *_asked(event), capture, {"why": "drops the gradients"})
                     report.related.append((use.frame, use.at, "the eager step finds no gradients here"))
                     yield report
                     break
+
+
+def _asked(event: ev.Event) -> tuple[ev.Frame, ir.Span]:
+    """The place of a call; of one that only hands on a call of its own name, the place where that is called."""
+    frame, span = event.frame, event.at
+    while frame.func is not None and frame.func.name == "zero_grad":
+        caller, call = frame.parent, frame.call_at
+        if caller is None or call is None:
+            break
+        frame, span = caller, call
+    return frame, span
 
 
 def _looked_for(drop: ev.WriteEvent, replay: ev.ReplayEvent, walk: Walk) -> ev.Event | None:

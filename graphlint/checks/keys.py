@@ -28,32 +28,31 @@ def incomplete_key(walk: Walk) -> Iterator[Report]:
     for capture in walk.captures:
         if capture.kind not in ("graph", "manual") or capture.graph is None or not walk.replays(capture):
             continue
-        kept = next(
-            (
-                event
-                for event in walk.of(ev.WriteEvent)
-                if isinstance(event.cell.holder, Mapping) and event.clock > capture.end and holds(event.new, capture)
-            ),
-            None,
-        )
+        kept = kept_under_key(capture, walk)
         if kept is None:
             continue
-        reads = [
-            event for event in walk.inside(capture) if isinstance(event, ev.ReadEvent) and isinstance(event.value, Host)
-        ]
         for then, _, _ in capture.stack:
-            found = _left_out(then, capture, reads, walk) if then.func is not None else None
+            found = left_out(then, capture, walk) if then.func is not None else None
             if found is not None:
                 yield from _at_key(capture, found[0], found[1], kept)
                 break
 
 
-def _left_out(
-    then: ev.Frame, capture: ev.Capture, reads: list[ev.ReadEvent], walk: Walk
-) -> tuple[str, ev.ReadEvent] | None:
+def kept_under_key(capture: ev.Capture, walk: Walk) -> ev.WriteEvent | None:
+    """Where the graph is put into a dict."""
+    for event in walk.of(ev.WriteEvent):
+        if isinstance(event.cell.holder, Mapping) and event.clock > capture.end and holds(event.new, capture):
+            return event
+    return None
+
+
+def left_out(then: ev.Frame, capture: ev.Capture, walk: Walk) -> tuple[str, ev.ReadEvent, ev.Frame] | None:
     """A local of the capturing call that the region reads, and that is another number in a call that takes the graph as
-    it is."""
-    for now in _takers(then, capture, walk):
+    it is: its name, where it is read, and that call."""
+    reads = [
+        event for event in walk.inside(capture) if isinstance(event, ev.ReadEvent) and isinstance(event.value, Host)
+    ]
+    for frame, now in _takers(then, capture, walk) if reads else ():
         for name, value in then.scope.slots.items():
             for holder, key, one, other in _numbers(then.scope, name, value, now.get(name)):
                 if not _other_constant(one, other):
@@ -67,7 +66,7 @@ def _left_out(
                     None,
                 )
                 if read is not None:
-                    return str(name), read
+                    return str(name), read, frame
     return None
 
 
@@ -83,12 +82,15 @@ def _numbers(
         yield scope, name, then, now
 
 
-def _takers(then: ev.Frame, capture: ev.Capture, walk: Walk) -> Iterator[dict[Key, Value]]:
-    """The locals of later calls of the same function that replay the graph, or give it back, without capturing."""
+def _takers(then: ev.Frame, capture: ev.Capture, walk: Walk) -> Iterator[tuple[ev.Frame, dict[Key, Value]]]:
+    """Later calls of the same function that replay the graph, or give it back, without capturing; with their locals."""
     for replay in walk.replays(capture):
         names = replay.names.get(id(then.func))
-        if names is not None:
-            yield names
+        frame: ev.Frame | None = replay.frame
+        while frame is not None and frame.func is not then.func:
+            frame = frame.parent
+        if names is not None and frame is not None:
+            yield frame, names
     for event in walk.of(ev.ReturnEvent):
         if (
             event.clock > capture.end
@@ -96,7 +98,7 @@ def _takers(then: ev.Frame, capture: ev.Capture, walk: Walk) -> Iterator[dict[Ke
             and event.frame is not then
             and holds(event.value, capture)
         ):
-            yield event.frame.scope.slots
+            yield event.frame, event.frame.scope.slots
 
 
 def _other_constant(then: Value, now: Value | None) -> bool:
@@ -221,6 +223,24 @@ def called_names(node: object) -> Iterator[str]:
         for field in node.__struct_fields__:
             if field != "at":
                 yield from called_names(getattr(node, field))
+
+
+def words_of(stmt: ir.Stmt) -> Iterator[str]:
+    """The names and attributes in a statement itself, without the statements inside it."""
+    nested = set(map(id, inner(stmt)))
+    stack: list[object] = [getattr(stmt, field) for field in stmt.__struct_fields__ if field != "at"]
+    while stack:
+        node = stack.pop()
+        if id(node) in nested:
+            continue
+        if isinstance(node, (tuple, list)):
+            stack.extend(node)
+        elif isinstance(node, msgspec.Struct):
+            if isinstance(node, ir.Name):
+                yield node.id
+            elif isinstance(node, ir.Attr):
+                yield node.name
+            stack.extend(getattr(node, field) for field in node.__struct_fields__ if field != "at")
 
 
 def names_in(node: object) -> Iterator[str]:

@@ -10,6 +10,7 @@ from graphlint.flow import events as ev
 from graphlint.flow import modules, names
 from graphlint.flow.values import (
     Cell,
+    Choice,
     External,
     Holder,
     Instance,
@@ -104,7 +105,8 @@ def rebound_input(walk: Walk) -> Iterator[Report]:
 
 
 def rebound_container(walk: Walk) -> Iterator[Report]:
-    """An attribute that holds a list or dict of a capture's inputs is bound to another one, with other tensors."""
+    """An attribute that holds a list, dict or record of a capture's inputs is bound to another one, with other
+    tensors."""
     for capture in captured(walk):
         read = inputs_of(capture, walk)
         through = {id(cell.holder): (cell, event, tensor) for cell, (event, tensor) in read.items()}
@@ -115,14 +117,21 @@ def rebound_container(walk: Walk) -> Iterator[Report]:
                 or event.how != "assign"
                 or not event.sure
                 or isinstance(event.cell.holder, Scope)
-                or not isinstance(event.old, (Items, Mapping))
+                or event.old is None
+                or isinstance(event.old, Choice)
             ):
                 continue
             inner = next((through[id(one)] for one in _containers(event.old) if id(one) in through), None)
-            if inner is None or not isinstance(event.new, (Items, Mapping)):
+            if inner is None or type(event.new) is not type(event.old):
                 continue
             _, reading, tensor = inner
-            given = {one.storage for one in tensors_in(event.new)}
+            given = {
+                one.storage
+                for holder in _containers(event.new)
+                for value in holder.slots.values()
+                for one in alternatives(value)
+                if isinstance(one, Tensor)
+            }
             if (
                 given
                 and tensor.storage not in given
@@ -135,8 +144,8 @@ def rebound_container(walk: Walk) -> Iterator[Report]:
 
 
 def _containers(value: Value, depth: int = 3) -> Iterator[Holder]:
-    """A list or dict, and those in it."""
-    if isinstance(value, (Items, Mapping)):
+    """A list, dict or record, and those in it; a module is none."""
+    if isinstance(value, (Items, Mapping)) or (isinstance(value, Instance) and not modules.is_module(value)):
         yield value
         for inner in list(value.slots.values()) if depth else ():
             yield from _containers(inner, depth - 1)

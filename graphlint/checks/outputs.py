@@ -8,6 +8,7 @@ from graphlint.checks.base import Report, Walk, at, operands, place, within
 from graphlint.checks.memory import captured
 from graphlint.flow import events as ev
 from graphlint.flow.values import (
+    Holder,
     Items,
     Mapping,
     Tensor,
@@ -43,7 +44,7 @@ def kept_output(walk: Walk) -> Iterator[Report]:
                 else any(one.clock > event.clock for one in replays)
                 and ((walk.whole and event.frame is not capture.frame) or _piles_up(event, capture, replays, walk))
             )
-            if kept and again and not _consumed(event, kept, replays, walk):
+            if kept and again and not _consumed(event, kept, replays, walk) and _wanted_later(event, replays, walk):
                 yield at(event, "kept-output", capture, why="is kept here over the next replay")
                 break
 
@@ -67,6 +68,37 @@ def _consumed(event: ev.MutateEvent, kept: list[Tensor], replays: list[ev.Replay
     return any(
         one.holder is event.holder and one.name in ("clear", "pop", "popleft") and event.clock < one.clock < following
         for one in walk.of(ev.MutateEvent)
+    )
+
+
+def _wanted_later(event: ev.MutateEvent, replays: list[ev.ReplayEvent], walk: Walk) -> bool:
+    """Whether something looks at the container behind the next replay; a class seen by itself does not tell."""
+    following = next((one.clock for one in replays if one.clock > event.clock), None)
+    if following is None or not walk.whole or event.name == "collect":
+        return True
+    for later in walk.after(following):
+        if isinstance(later, (ev.MutateEvent, ev.LoopEvent, ev.IndexEvent, ev.ReturnEvent)):
+            seen: list[Value] = [
+                later.holder
+                if isinstance(later, ev.MutateEvent)
+                else (later.obj if isinstance(later, ev.IndexEvent) else later.value)
+            ]
+        else:
+            seen = operands(later)
+        if any(_holds(value, event.holder) for value in seen):
+            return True
+    return False
+
+
+def _holds(value: Value, holder: Holder, depth: int = 2) -> bool:
+    return any(
+        one is holder
+        or (
+            depth > 0
+            and isinstance(one, (Items, Mapping))
+            and any(_holds(inner, holder, depth - 1) for inner in list(one.slots.values()))
+        )
+        for one in alternatives(value)
     )
 
 

@@ -227,6 +227,76 @@ def _forgotten(
     return None
 
 
+def passed_over_argument(walk: Walk) -> Iterator[Report]:
+    """A function captures at its first call; at later ones it refills some of its arguments, and never touches another
+    that the graph reads."""
+    for capture in captured(walk):
+        read = {tensor.storage: event for event, tensor in inputs_of(capture, walk).values()}
+        for replay in walk.replays(capture) if walk.whole and read else ():
+            found = _never_touched(replay, capture, read, walk)
+            if found is not None:
+                fill, name, reading = found
+                report = at(fill, "skipped-input", capture, why=f"`{name}`", value=name)
+                report.related.append((reading.frame, reading.at, "the graph reads the tensor of the capture here"))
+                yield report
+                break
+
+
+def _never_touched(
+    replay: ev.ReplayEvent, capture: ev.Capture, read: dict[Storage, ev.ReadEvent], walk: Walk
+) -> tuple[ev.InplaceEvent, str, ev.ReadEvent] | None:
+    """In a later call of the function that captured: a refill, and an argument that nothing takes."""
+    for then, _, _ in capture.stack:
+        now = _call_of(then.func, replay.frame)
+        if now is None or now is then or then.func is None:
+            continue
+        events = [event for event in walk.after(now.scope.born) if _under(event.frame, now)]
+        fill = next(
+            (
+                event
+                for event in events
+                if isinstance(event, ev.InplaceEvent) and event.name == "copy_" and event.storage in read
+            ),
+            None,
+        )
+        for param in then.func.params if fill is not None else ():
+            old, new = then.scope.slots.get(param.name), now.scope.slots.get(param.name)
+            if not isinstance(old, Tensor) or not isinstance(new, Tensor) or new.storage is old.storage:
+                continue
+            kept = next((one for one in _copies(old, then, walk) if one in read), None)
+            touched = {one.storage for event in events for value in operands(event) for one in tensors_in(value)}
+            filled = any(isinstance(event, ev.InplaceEvent) and event.storage is kept for event in events)
+            if kept is not None and new.storage not in touched and not filled and fill is not None:
+                return fill, param.name, read[kept]
+    return None
+
+
+def _copies(tensor: Tensor, frame: ev.Frame, walk: Walk) -> list[Storage]:
+    """The memory of an argument, and of what its function copied it to."""
+    made = [
+        event.result.storage
+        for event in walk.of(ev.CallEvent)
+        if isinstance(event.receiver, Tensor)
+        and event.receiver.storage is tensor.storage
+        and isinstance(event.result, Tensor)
+        and event.name.rpartition(".")[2] in ("clone", "to", "cuda", "contiguous", "detach")
+        and _under(event.frame, frame)
+    ]
+    return [tensor.storage, *made]
+
+
+def _call_of(func: object, frame: ev.Frame | None) -> ev.Frame | None:
+    while frame is not None and frame.func is not func:
+        frame = frame.parent
+    return frame
+
+
+def _under(frame: ev.Frame | None, above: ev.Frame) -> bool:
+    while frame is not None and frame is not above:
+        frame = frame.parent
+    return frame is above
+
+
 def dead_input(walk: Walk) -> Iterator[Report]:
     """Nothing holds a tensor that the graph reads when it is replayed: its only name was a local, or is deleted."""
     for capture in captured(walk):

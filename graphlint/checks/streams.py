@@ -17,8 +17,8 @@ def side_streams(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
     """Every stream that the region uses is forked from the capture before and joined after."""
     if capture.kind == "warp":
         return
-    forked: dict[int, ev.StreamEvent | ev.CallEvent] = {}
-    used: dict[int, ev.StreamEvent] = {}
+    forked: set[int] = set()  # once forked, a stream belongs to the capture until its end
+    used: dict[int, ev.StreamEvent] = {}  # with work that nothing has joined yet
     current: list[Value] = [capture.stream] if capture.stream is not None else []
     known = {id(one) for one in current}
     entered: list[ev.StreamEvent] = []
@@ -37,7 +37,7 @@ def side_streams(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
             elif entered:
                 entered.pop()
         elif isinstance(event, ev.CallEvent) and event.name in _WAITS:
-            yield from _waited(event, capture, forked, used, known, current)
+            yield from _waited(event, capture, forked, used, known)
         elif entered and isinstance(event, (ev.CallEvent, ev.OpEvent)) and _is_work(event):
             opened = entered[-1]
             stream = opened.stream
@@ -58,10 +58,9 @@ def side_streams(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
 def _waited(
     event: ev.CallEvent,
     capture: ev.Capture,
-    forked: dict[int, ev.StreamEvent | ev.CallEvent],
+    forked: set[int],
     used: dict[int, ev.StreamEvent],
     known: set[int],
-    current: list[Value],
 ) -> Iterator[Report]:
     """Who waits for whom: a side stream that waits for the capture is forked, one the capture waits for is joined."""
     if event.name == "torch.cuda.Event.wait":
@@ -89,12 +88,9 @@ def _waited(
         source_in = stream is capture.stream or id(stream) in forked or stream is None
         waiter_in = waiter is capture.stream or id(waiter) in forked
         if source_in and not waiter_in and waiter is not None:
-            forked[id(waiter)] = event
+            forked.add(id(waiter))
         elif waiter_in and id(stream) in forked:
-            known.add(id(stream))
             used.pop(id(stream), None)
-            forked.pop(id(stream), None)
-            known.discard(id(stream))
         elif (
             waiter_in
             and not source_in

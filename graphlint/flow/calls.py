@@ -398,7 +398,7 @@ class Calls(Expressions):
                 return self.call(holder.slots[name], [obj, *args], keywords, at)
         found = obj.cls.find("__call__")
         if found is not None:
-            return self.enter(self.method_closure(*found), [obj, *args], keywords, at)
+            return self.call(self._method(obj, *found, at), args, keywords, at)
         replaced = obj.slots.get("forward")
         if replaced is not None:
             return self.call(replaced, args, keywords, at)
