@@ -49,6 +49,7 @@ class Admission:
     stream: Any
     where: Where | None
     notes: list[str]
+    warmup: int
     before: Snapshot = field(init=False)
     after: Snapshot = field(init=False)
     watched: Watched = field(default_factory=Watched)
@@ -184,9 +185,9 @@ class Admission:
         had = any(grad is not None for _, grad in self._grads(self.before))
         got = [(param, grad) for param, grad in self._grads(self.after) if grad is not None]
         if self.options.mode != "step" or not got or self._grads_untouched(got):
-            repeat(self._static_call(), self.options.warmup - 1, self.after, self.backend, self.stream)
+            repeat(self._static_call(), self.warmup - 1, self.after, self.backend, self.stream)
             return True
-        last = repeat(self._static_call(), max(1, self.options.warmup - 1), self.after, self.backend, self.stream)
+        last = repeat(self._static_call(), max(1, self.warmup - 1), self.after, self.backend, self.stream)
         params = [param for _, param in self.state.found.parameters()]
         now = {id(param): grad for param, grad in zip(params, last, strict=True)}
         if all(now.get(id(param)) is not grad for param, grad in got):
@@ -264,7 +265,7 @@ class Admission:
     def _warm(self, static: StaticInputs) -> None:
         """A bucket is another shape: it gets a warm-up of its own."""
         args, kwargs = static.call()
-        for _ in range(max(1, self.options.warmup - 1)):
+        for _ in range(max(1, self.warmup - 1)):
             with self.backend.on_stream(self.stream):
                 self.fn(*args, **kwargs)
             self.after.restore()

@@ -139,7 +139,7 @@ def without_hooks(params: list[torch.nn.Parameter]) -> Iterator[None]:
 def _warm_backward(admission: Admission, static: StaticInputs) -> None:
     """Warm-up of both directions; it leaves gradients alone."""
     args, kwargs = static.call()
-    for _ in range(admission.options.warmup):
+    for _ in range(admission.warmup):
         with admission.backend.on_stream(admission.stream):
             leaves = flatten(admission.fn(*args, **kwargs))[0]
             live = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]

@@ -18,6 +18,10 @@ from graphlint.runtime.options import Options
 from graphlint.runtime.spec import Spec, flatten_call
 
 
+DDP_WARMUP = 11  # torch's own advice
+_DATA_PARALLEL = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel")
+
+
 @dataclass
 class Call:
     """One call on its way to a graph; with a plan when it goes to a bucket."""
@@ -88,18 +92,25 @@ class Reader:
         return devices.pop()
 
     def refuse_wrapped(self, found: Found) -> None:
-        """DistributedDataParallel in mode "autograd": it would not see gradients, which are added outside of
-        autograd.
+        """Data-parallel wrappers in mode "autograd", at any depth: they hook into autograd to reduce gradients, and
+        the gradients of a replay are added outside of it. Raises SignatureError.
         """
         if self.options.mode != "autograd":
             return
-        for path, module in found.modules.items():
-            if type(module).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
+        for path, module in found.submodules():
+            if kind := _data_parallel(module):
                 raise SignatureError(
-                    f"`{path}` is a {type(module).__name__}, which would not see the gradients of a replay",
+                    f"`{path}` is a {kind}, which would not see the gradients of a replay and leave them unreduced",
                     stage="preflight",
                     cure='Guard the whole step (mode="step"), with the communication inside.',
                 )
+
+    def warmup(self, found: Found) -> int:
+        """How many eager calls come before the capture. DistributedDataParallel reads events on the host in its first
+        ten, and builds its buckets anew in the second.
+        """
+        wrapped = any(_data_parallel(module) for module in found.modules.values())
+        return max(self.options.warmup, DDP_WARMUP) if wrapped else self.options.warmup
 
     @property
     def where(self) -> Where | None:
@@ -107,6 +118,11 @@ class Reader:
         target = inspect.unwrap(self.fn.forward if isinstance(self.fn, torch.nn.Module) else self.fn)
         code = getattr(getattr(target, "__func__", target), "__code__", None)
         return Where(code.co_filename, code.co_firstlineno, code.co_name) if code else None
+
+
+def _data_parallel(module: torch.nn.Module) -> str:
+    """Which wrapper a module is, by the name of its class or of one that it derives from; empty for others."""
+    return next((cls.__name__ for cls in type(module).__mro__ if cls.__name__ in _DATA_PARALLEL), "")
 
 
 def _parameter_names(fn: Any) -> tuple[str, ...]:

@@ -88,8 +88,10 @@ class Maker:
             stream_id = self.backend.stream_id(state.device)
             after = functools.partial(self.backend.after_stream, state.device)
             self._graphs.shared = Shared(self._turn, BUSY, [stream_id()], stream_id, after)
-        where, notes = self.reader.where, self._ledger.notes
-        admission = Admission(self.fn, call, self.options, state, self.backend, self.stream, where, notes)
+        admission = Admission(
+            self.fn, call, self.options, state, self.backend, self.stream, self.reader.where, self._ledger.notes,
+            self.reader.warmup(state.found),
+        )  # fmt: skip
         admission.canonical = self._graphs.sister_grads()
         return admission
 

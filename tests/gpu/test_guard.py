@@ -588,8 +588,8 @@ def test_a_second_device() -> None:
 
 
 @two
-def test_an_all_reduce_in_a_captured_step() -> None:
-    code = (ROOT / "tests" / "gpu" / "all_reduce.py").read_text(encoding="utf-8")
+@pytest.mark.parametrize("how", ["own", "ddp"])
+def test_an_all_reduce_in_a_captured_step(how: str) -> None:
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", "NCCL_NVLS_ENABLE": "0"}
     command = [
         sys.executable,
@@ -598,8 +598,8 @@ def test_an_all_reduce_in_a_captured_step() -> None:
         "--standalone",
         "--nproc-per-node=2",
         "tests/gpu/all_reduce.py",
+        how,
     ]
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, timeout=150)
-    assert code
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("equal") == 2
