@@ -17,7 +17,6 @@ from graphlint.runtime.inputs import check_inputs
 from graphlint.runtime.options import Options
 from graphlint.runtime.spec import Spec, flatten_call
 
-
 DDP_WARMUP = 11  # torch's own advice
 _DATA_PARALLEL = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel")
 
