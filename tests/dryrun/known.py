@@ -3,12 +3,7 @@
 KNOWN: dict[str, str] = {
     "crash_padded_encoder": "the encoder's fast path does not run under a function mode",
     "silent_concurrent_shared_pool": "memory reuse inside a shared pool is not played",
-    "silent_keyword_input": "an argument that nothing reads may be spare or forgotten",
-    "silent_nested_condition": "an argument that nothing reads may be spare or forgotten",
-    "silent_padding_tail_mean": "a part of an input may be stale by design",
-    "silent_partial_refill_head": "a part of an input may be stale by design",
     "silent_pool_replay_order": "memory reuse inside a shared pool is not played",
-    "silent_refill_after_replay": "a refill after a replay may be a prefetch",
 }
 
 ELSEWHERE: dict[str, str] = {

@@ -6,7 +6,8 @@
     modes  moves  patches  standins    thin adapters to torch: what is seen, what is played
     compiled  collectives
     hoststate  memory  body  callers   what a replay would get wrong
-    lines  captured  reference
+    lines  captured  reference  aside
+    handed  tails  late  stepping
     staleness
     run  program  script  emulate      the ways in
 

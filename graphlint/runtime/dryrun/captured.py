@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from types import CodeType
 from typing import Any
 
 from graphlint.runtime import differential
 from graphlint.runtime.dryrun import body as region_body
 from graphlint.runtime.dryrun import memory
-from graphlint.runtime.dryrun.session import Region
+from graphlint.runtime.dryrun.session import Region, Session
 from graphlint.runtime.dryrun.undo import modes_of_now
 
 
@@ -25,3 +26,12 @@ class Captured:
         self.counts: list[int] = []
         self.replays = 0
         self.explained = False  # a finding says already why eager runs other operators
+        self.statics: list[tuple[tuple[str, ...], Any]] = []  # tensors that refills may be meant for, by their words
+        self.handed: dict[tuple[CodeType, tuple[str, ...]], Any] = {}  # arguments of the functions that captured
+        self.seen = 0  # lines executed up to the last replay
+
+    def shown(self, session: Session) -> set[int]:
+        """The memory that a replay writes and the program can see: outputs that are kept, memory from outside."""
+        kept = {session.roles.identity(tensor) for ref in self.outputs if (tensor := ref()) is not None}
+        born = self.region.born
+        return kept | {number for op in self.region.trace.ops for number in op.outputs if number not in born}

@@ -41,6 +41,8 @@ class CallMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if name.endswith(".__get__"):
             return moves.get(session, name, func, args)
+        if session.observer is not None and session.region is None and not session.quiet:
+            session.observer.used(name, tensors((args, kwargs)))
         session.calls.append(Call(name, moves.factory_role(session, name, args, kwargs)))
         try:
             result = moves.run(session, name, func, args, kwargs)

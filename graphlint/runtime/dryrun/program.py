@@ -22,16 +22,20 @@ from graphlint.findings import Finding, Related
 from graphlint.runtime.dryrun import body as region_body
 from graphlint.runtime.dryrun import hoststate, lines, memory, sites, staleness
 from graphlint.runtime.dryrun.captured import Captured
+from graphlint.runtime.dryrun.handed import Handed, statics
 from graphlint.runtime.dryrun.judge import Judge
+from graphlint.runtime.dryrun.late import Late
 from graphlint.runtime.dryrun.modes import tensors
 from graphlint.runtime.dryrun.records import Op, Site
 from graphlint.runtime.dryrun.reference import Reference
 from graphlint.runtime.dryrun.session import Region, Session
 from graphlint.runtime.dryrun.stepping import Stepping
+from graphlint.runtime.dryrun.tails import Tails
 from graphlint.runtime.dryrun.tape import Freed
 from graphlint.runtime.dryrun.undo import Undo, gradients
 
 _CASTS = ("to", "half", "bfloat16", "float", "double", "type", "type_as", "cuda", "cpu", "clone")
+_SHOWING = ("tolist", "numpy", "__array__", "__repr__", "__format__")
 _LATE_CAPTURES = 3
 _MANY_ALIVE = 7
 _FEW_REPLAYS = 3
@@ -53,6 +57,8 @@ class Program:
         self._casts: set[int] = set()
         self.found: list[Finding] = []
         self._stepping = Stepping(session, judge, self._keep)
+        self._handed = Handed(session, judge, self._lines, self._keep)
+        self._tails, self._late = Tails(session, judge, self._keep), Late(session, judge, self._keep)
         self._reference = Reference(session, judge, self._lines, self._keep)
         session.observer = self
 
@@ -120,6 +126,7 @@ class Program:
             region.trace.cold = _cold(bound.roots)  # type: ignore[attr-defined]
             graph.gradients = gradients(bound.roots)  # type: ignore[attr-defined]
             graph.labels = hoststate.labels(bound.roots, self._session.roles.identity)  # type: ignore[attr-defined]
+        self._handed.opened(graph)
         self._graphs[id(region)] = graph
 
     def closed(self, region: Region) -> None:
@@ -134,6 +141,7 @@ class Program:
         if bound is not None:
             roots = bound.roots  # type: ignore[attr-defined]
             graph.watch = memory.Watch(self._session, region, roots)
+            graph.statics = statics(roots)
             self._stepping.closed(roots)
             for storage, label in hoststate.labels(roots, self._session.roles.identity).items():
                 graph.labels.setdefault(storage, label)
@@ -176,6 +184,11 @@ class Program:
             self._casts |= writes
         self._early(reads - writes, func, site)
         self._stepping.written(written, site)
+        self._handed.written(written, site)
+        self._late.made(func, made)
+        self._late.written(func, args, written, site)
+        self._tails.read(func, args, kwargs, given, result)
+        self._tails.written([tensor for tensor in written if session.roles.of(tensor) == "device"], site)
         if any(session.roles.of(t) == "device" for t in (*given, *made)):
             session.streams.launch()
             self._conflicts(self._races.touch(reads, writes, site, func._schema.name))
@@ -188,6 +201,18 @@ class Program:
                     self._judge.finding("early-host-write", "pinned memory", words, site),
                     Related(launched.filename, launched.row, "replayed here"),
                 )
+
+    def used(self, name: str, found: Iterator[torch.Tensor]) -> None:
+        """A torch function was called outside every region."""
+        given = list(found)
+        self._handed.used(name, iter(given))
+        if name.rsplit(".", 1)[-1] in _SHOWING and given:
+            self._tails.shown(given[0])
+
+    def copied(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
+        """A tensor was brought to the device or to the host."""
+        self._tails.copied(tensor, copy)
+        self._late.copied(tensor, copy)
 
     def synchronized(self, stream: int | None) -> None:
         """The host has waited for a stream, or for all."""
@@ -245,7 +270,9 @@ class Program:
         graph.replays += 1
         site = self._session.site()
         self._session.streams.launch()
-        self._stepping.replaying(graph, site)
+        with self._session.silence(), torch._C.DisableTorchFunction():
+            for watcher in (self._stepping, self._handed, self._late, self._tails):
+                watcher.replaying(graph, site)
         if graph.watch is not None:
             self._conflicts(
                 self._races.touch(
@@ -338,6 +365,7 @@ class Program:
 
     def verdicts(self) -> list[Finding]:
         """All findings of the program: of its regions, of its replays."""
+        self._handed.settle()
         found = [finding for region in self._session.regions for finding in self._judge.judge(region.trace)]
         found += self._judge.judge(self._session.setup)
         crashes = {(f.at.filename, f.at.row) for f in found}

@@ -225,6 +225,17 @@ def assigns(place: tuple[str, int], name: str) -> bool:
     )
 
 
+def tests_for_tensor(place: tuple[str, int]) -> tuple[int, int] | None:
+    """The rows of what a line guards that asks whether a value is a tensor before it is copied; None for others."""
+    tree = sites.parsed(place[0])
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.If) and node.lineno == place[1]:
+            asked, body = ast.unparse(node.test), "\n".join(ast.unparse(x) for x in node.body)
+            if ("isinstance" in asked or "tensor" in asked.lower()) and "copy" in body:
+                return node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno
+    return None
+
+
 def last_assigned(lines: list[tuple[str, int]], name: str) -> tuple[str, int] | None:
     """The last executed line that gave a value to a name, attribute or key, or that appended to a list (`[3]`)."""
     for place in dict.fromkeys(reversed(lines)):

@@ -39,13 +39,15 @@ class Slot:
         self.strong = storage if keep else None
         self.weak = None if keep else StorageWeakRef(storage)
 
+    def storage(self) -> torch.UntypedStorage | None:
+        """The memory, or None when it is gone."""
+        if self.strong is not None or self.weak is None:
+            return self.strong
+        return None if self.weak.expired() else torch.UntypedStorage._new_with_weak_ptr(self.weak.cdata)
+
     def tensor(self) -> torch.Tensor | None:
         """The tensor on that memory, or None when the memory is gone."""
-        storage = self.strong
-        if storage is None and self.weak is not None:
-            if self.weak.expired():
-                return None
-            storage = torch.UntypedStorage._new_with_weak_ptr(self.weak.cdata)
+        storage = self.storage()
         if storage is None:
             return None
         offset, shape, stride, device = self.layout
@@ -83,6 +85,16 @@ class Tape:
             return
         if any(result is not None for result in results) or func._schema.is_mutable:
             self._entries.append((index, func, slots, spec, results))
+
+    def storages(self) -> list[torch.UntypedStorage]:
+        """All living memory that the operators read or write, each once."""
+        found: dict[int, torch.UntypedStorage] = {}
+        for _, _, slots, _, results in self._entries:
+            for slot in (*slots, *results):
+                storage = slot.storage() if isinstance(slot, Slot) else None
+                if storage is not None:
+                    found[storage._cdata] = storage
+        return list(found.values())
 
     def replay(self) -> None:
         """Runs every operator again on the memory it was recorded with, unseen by any mode. Raises `Freed` where

@@ -32,10 +32,10 @@ class Undo:
             value = kwargs.get(argument.name, args[index] if index < len(args) else None)
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(tensor, torch.Tensor) and identity(tensor) not in born:
-                    self._save(tensor)
+                    self.keep(tensor.untyped_storage())
 
-    def _save(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
+    def keep(self, storage: torch.UntypedStorage) -> None:
+        """Saves memory as it is now, once."""
         if storage._cdata not in self._saved:
             self._saved[storage._cdata] = (storage, storage.clone())
 

@@ -1,0 +1,141 @@
+"""Inputs that a program refills in part: does the rest, which is of an earlier batch, reach what the program reads?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from graphlint.findings import Finding, Related
+from graphlint.runtime.dryrun import aside
+from graphlint.runtime.dryrun.captured import Captured
+from graphlint.runtime.dryrun.judge import Judge
+from graphlint.runtime.dryrun.records import Site
+from graphlint.runtime.dryrun.reference import Keep
+from graphlint.runtime.dryrun.session import Session
+from graphlint.runtime.dryrun.tape import Slot
+
+_COPIES = ("aten::clone", "aten::_to_copy", "aten::contiguous")
+
+
+class _Fill:
+    """How far one memory has been filled from its beginning, in elements: since the last replay, and ever before."""
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[int, int]] = []
+        self.high = 0
+        self.site: Site | None = None
+        self.memory: Slot | None = None
+        self.scattered = False
+
+    def add(self, first: int, last: int) -> None:
+        """Elements from `first` up to `last` have been written."""
+        before = self.pending[-1] if self.pending else (-1, -1)
+        if before[0] <= first <= before[1]:
+            self.pending[-1] = (before[0], max(before[1], last))
+        else:
+            self.pending.append((first, last))
+
+    def head(self) -> int:
+        """The end of the head that the writes since the last replay cover; 0 for none, or where they leave holes."""
+        end = 0
+        for first, last in sorted(self.pending):
+            if first > end:
+                self.scattered = True  # slots, rings and caches are filled here and there on purpose
+                return 0
+            end = max(end, last)
+        return end
+
+
+class Tails:
+    """Follows partial refills of one program; `keep` takes the findings."""
+
+    def __init__(self, session: Session, judge: Judge, keep: Keep) -> None:
+        self._session, self._judge, self._keep = session, judge, keep
+        self._fills: dict[int, _Fill] = {}
+        #: number of memory -> its content, what it would be with another tail, the finding
+        self._suspects: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage, Finding]] = {}
+
+    def written(self, tensors: list[torch.Tensor], site: Site) -> None:
+        """An operator outside every region has written these tensors."""
+        for tensor in tensors:
+            number = self._session.roles.identity(tensor)
+            self._suspects.pop(number, None)
+            fill = self._fills.setdefault(number, _Fill())
+            first = tensor.storage_offset() if tensor.is_contiguous() else 0
+            last = first + tensor.numel() if tensor.is_contiguous() else _elements(tensor)
+            fill.add(first, last)
+            fill.site, fill.memory = site, Slot(tensor, keep=False)
+
+    def replaying(self, graph: Captured, here: Site) -> None:
+        """A graph is about to replay: which of its inputs hold a head of now and a tail of before?"""
+        if graph.watch is None:
+            return
+        for number in graph.watch.outputs:
+            self._suspects.pop(number, None)
+        for number in graph.watch.inputs & set(self._fills):
+            fill = self._fills[number]
+            head, fill.pending = fill.head(), []
+            if 0 < head < fill.high and not fill.scattered:
+                self._suspect(graph, number, fill, head, here)
+            fill.high = max(fill.high, head)
+
+    def _suspect(self, graph: Captured, number: int, fill: _Fill, head: int, here: Site) -> None:
+        like, high = fill.memory.tensor() if fill.memory is not None else None, fill.high
+        if like is None or fill.site is None:
+            return
+
+        def other_tail() -> None:
+            whole = like.as_strided((high,), (1,), 0)
+            if bool(whole[head:].any()):
+                whole[head:].zero_()
+            else:
+                whole[head:].fill_(1)
+
+        now = aside.outcome(self._session, graph.region)
+        other = aside.outcome(self._session, graph.region, other_tail)
+        words = f"refills {head} of {high} elements; the rest is of an earlier batch, and the results depend on it"
+        finding = self._judge.finding("partial-refill", "copy_", words, fill.site, related=[_note(here)])
+        for output in aside.parted(now, other, graph.shown(self._session) - {number}):
+            self._suspects[output] = (now[output], other[output], finding)
+
+    def read(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], result: Any) -> None:
+        """An operator outside every region reads; a copy is followed, anything else is told."""
+        for tensor in given if self._suspects else ():
+            suspect = self._suspects.get(self._session.roles.identity(tensor))
+            if suspect is None or func.is_view:
+                continue
+            if func._schema.name in _COPIES and isinstance(result, torch.Tensor):
+                self.copied(tensor, result)
+            elif func._schema.name == "aten::copy_" and tensor is not args[0]:
+                self.copied(tensor, args[0])
+            else:
+                self.shown(tensor)
+
+    def copied(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
+        """A tensor has been copied: what its copy would be with the other tail."""
+        suspect = self._suspects.get(self._session.roles.identity(tensor))
+        if suspect is None or not self._parted(tensor, suspect):
+            return
+        now, other = (copy.detach().untyped_storage().clone() for _ in range(2))
+        with self._session.silence(), torch._C.DisableTorchFunction():
+            aside.like(copy, other).copy_(aside.like(tensor, suspect[1]))
+        self._suspects[self._session.roles.identity(copy)] = (now, other, suspect[2])
+
+    def shown(self, tensor: torch.Tensor) -> None:
+        """A tensor's values are used: told, if the tail reaches them."""
+        suspect = self._suspects.get(self._session.roles.identity(tensor)) if self._suspects else None
+        if suspect is not None and self._parted(tensor, suspect):
+            self._keep(suspect[2])
+
+    def _parted(self, tensor: torch.Tensor, suspect: tuple[Any, Any, Finding]) -> bool:
+        with self._session.silence(), torch._C.DisableTorchFunction():
+            return not torch.equal(aside.like(tensor, suspect[0]), aside.like(tensor, suspect[1]))
+
+
+def _elements(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().nbytes() // max(tensor.element_size(), 1))
+
+
+def _note(here: Site) -> Related:
+    return Related(here.filename, here.row, "replayed here")
