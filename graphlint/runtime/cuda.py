@@ -22,9 +22,11 @@ from typing import Any, TypeVar
 import torch
 
 from graphlint.runtime.backend import CaptureFailed, CaptureRequest, Copies, UncapturedWork
-from graphlint.runtime.driver import driver_copies
+from graphlint.runtime.driver import driver_copies, library
+from graphlint.runtime.nodes import node_counts
 
 T = TypeVar("T")
+KEEPS = hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph")  # whether a graph can be kept and looked into
 _BACKGROUND = ("pin_memory", "QueueFeeder", "tqdm", "TMonitor", "pydevd", "IPython")
 
 
@@ -34,6 +36,7 @@ class CudaGraph:
     def __init__(self, graph: Any, pool: Any) -> None:
         self._graph: Any = graph
         self._pool = pool
+        self._nodes: dict[str, int] | None = None
 
     @property
     def replay(self) -> Callable[[], object]:
@@ -48,8 +51,10 @@ class CudaGraph:
         self._graph.reset()
 
     def node_counts(self) -> dict[str, int]:
-        """Empty: a graph that is not kept after its instantiation can't be looked into."""
-        return {}
+        """Nodes by kind, as the driver tells them; empty with a torch before 2.8, which keeps no graph."""
+        if self._nodes is None:
+            self._nodes = node_counts(self._graph, library())
+        return self._nodes
 
 
 class CudaBackend:
@@ -137,7 +142,7 @@ class CudaBackend:
         with torch.cuda.device(device), _without_gc():
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()
-            graph = torch.cuda.CUDAGraph()
+            graph = torch.cuda.CUDAGraph(keep_graph=True) if KEEPS else torch.cuda.CUDAGraph()
             stream.wait_stream(previous)
             first: BaseException | None = None
             second: BaseException | None = None
@@ -327,6 +332,8 @@ def _end(graph: Any) -> BaseException | None:
     try:
         with _without_warnings():
             graph.capture_end()
+        if KEEPS:
+            graph.instantiate()
     except BaseException as error:
         return error
     return None

@@ -125,13 +125,13 @@ def driver_copies(
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(block))
     # everything is a ctypes object already: nothing is converted at a call
     launch: Callable[[], int] = functools.partial(
-        _library().cuLaunchKernel, kernel, *numbers, stream, pointers, ctypes.c_void_p()
+        library().cuLaunchKernel, kernel, *numbers, stream, pointers, ctypes.c_void_p()
     )
     return Copies(struct.Struct(f"{count}Q").pack_into, block, 8 * room, launch)
 
 
 @functools.cache
-def _library() -> Any:
+def library() -> Any:
     """The driver; None where it is not there."""
     if torch.version.hip is not None:
         return None
@@ -144,7 +144,7 @@ def _library() -> Any:
 @functools.cache
 def _kernel(device: int, room: int) -> ctypes.c_void_p | None:
     """The kernel for up to `room` tensors, compiled by the driver once per device and kept for the process."""
-    driver = _library()
+    driver = library()
     if driver is None:
         return None
     text = _PTX.format(whole=24 * room, from_=8 * room, bytes_=16 * room).encode()

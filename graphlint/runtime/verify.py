@@ -107,6 +107,8 @@ def structure(trial: Trial) -> None:
     counts = trial.captured.graph.node_counts()
     if counts:
         trial.note("structure", "proved", ", ".join(f"{n} {kind}" for kind, n in counts.items()))
+    else:
+        trial.note("structure", "skipped", "this torch does not show the nodes of a graph")
     if len(trial.watched.streams) > 1:
         others = [str(where) for where in list(trial.watched.streams.values())[1:] if where]
         trial.note("structure", "noted", f"works on {len(others)} more stream(s), from {', '.join(others)}")

@@ -280,6 +280,18 @@ def test_a_compiled_function_inside() -> None:
     assert guard.stats["replays"] > 0
 
 
+def test_the_report_counts_nodes() -> None:
+    guard = capture_safe(lambda x: torch.tanh(x * 2) + 1)
+    for _ in range(4):
+        guard(randn(64))
+    (graph,) = guard.report().graphs
+    if hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
+        assert graph.nodes == {"kernel": 3}
+        assert "3 kernel" in str(guard.report())
+    else:
+        assert graph.nodes == {}
+
+
 def test_hooks_run_at_capture_and_their_work_is_replayed() -> None:
     m = nn.Linear(4, 4).cuda()
     m.register_forward_hook(lambda mod, args, out: out * 2)
