@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from graphlint.runtime.nodes import node_counts  # noqa: E402
+from graphlint.runtime.nodes import node_counts
 
 
 class Kept:
@@ -25,14 +25,14 @@ class Driver:
     def __init__(self, broken: str = "") -> None:
         self.broken = broken
 
-    def cuGraphGetNodes(self, graph: Any, nodes: Any, count: Any) -> int:  # noqa: N802
+    def cuGraphGetNodes(self, graph: Any, nodes: Any, count: Any) -> int:
         assert graph.value == 7
         ctypes.cast(count, ctypes.POINTER(ctypes.c_size_t))[0] = len(self.kinds)
         for i in range(len(self.kinds) if nodes is not None else 0):
             nodes[i] = 100 + i
         return 1 if self.broken == "nodes" else 0
 
-    def cuGraphNodeGetType(self, node: Any, kind: Any) -> int:  # noqa: N802
+    def cuGraphNodeGetType(self, node: Any, kind: Any) -> int:
         ctypes.cast(kind, ctypes.POINTER(ctypes.c_int))[0] = self.kinds[node.value - 100]
         return 1 if self.broken == "type" else 0
 
