@@ -35,6 +35,7 @@ JUDGED = frozenset(
         "unregistered-generator",
         "not-capturable",
         "unfused-scaler",
+        "recorded-stream",
         "first-collective",
         "scheduler-in-region",
         "frozen-clock",

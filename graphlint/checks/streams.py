@@ -106,6 +106,20 @@ def _is_default(stream: Value) -> bool:
     return isinstance(stream, External) and bool(stream.facts.get("default"))
 
 
+def recorded_stream(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
+    """`record_stream` on several tensors of the region: none of their blocks is used again before the capture ends."""
+    held = [
+        event
+        for event in walk.inside(capture)
+        if isinstance(event, ev.CallEvent)
+        and event.name == "torch.Tensor.record_stream"
+        and isinstance(event.receiver, Tensor)
+        and event.receiver.storage.pool is capture
+    ]
+    if len({event.receiver.storage for event in held if isinstance(event.receiver, Tensor)}) > 1:
+        yield at(held[0], "recorded-stream", capture)
+
+
 def begun_on_default(capture: ev.Capture, walk: Walk) -> Iterator[Report]:
     """`capture_begin()` while the default stream is current."""
     if capture.kind == "manual" and capture.sure and walk.whole and "veiled" not in capture.tags:
