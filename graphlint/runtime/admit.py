@@ -15,18 +15,18 @@ from typing import Any
 
 import torch
 
-from graphlint.runtime.backend import CaptureFailed, CaptureRequest, GraphBackend, UncapturedWork
+from graphlint.runtime.backend import CaptureFailed, CaptureRequest, GraphBackend
 from graphlint.runtime.buckets import Unpad
 from graphlint.runtime.calls import Call
-from graphlint.runtime.errors import CaptureError, SignatureError, Where, error_of
-from graphlint.runtime.inputs import StaticInputs, shared_memory
+from graphlint.runtime.errors import Where, error_of
+from graphlint.runtime.inputs import StaticInputs
 from graphlint.runtime.options import Options
+from graphlint.runtime.refusals import failure_of, refuse_lost_gradient, refuse_recurrence, refuse_watched
 from graphlint.runtime.replay import Captured
 from graphlint.runtime.report import GraphReport
 from graphlint.runtime.results import check_result
 from graphlint.runtime.spec import Spec, Tree, flatten, unflatten_call
 from graphlint.runtime.state import Snapshot, State
-from graphlint.runtime.translate import translate
 from graphlint.runtime.verify import Trial, private, verify
 from graphlint.runtime.warmup import Watched, repeat, tensor_lr, watch_call
 from graphlint.runtime.watch import watch_of
@@ -84,8 +84,7 @@ class Admission:
         elif self.options.mode != "step":
             self.state.copied = frozenset(self.watched.writes)
         self._find_hidden()
-        self._check_writes()
-        self._check_steps()
+        refuse_watched(self)
         if self.options.tensor_lr and self.options.mode == "step":
             for label in tensor_lr(self.state, self.watched):
                 self.notes.append(f"`{label}` is a device tensor now, so that schedulers reach the graph")
@@ -99,7 +98,7 @@ class Admission:
         self.host_changes = [f"{change.label}: {change.before!r} -> {change.after!r}" for change in told]
         self.after = self.state.snapshot(self.room)
         self.outputs, _, names = flatten(self.result)
-        self._check_outputs()
+        refuse_lost_gradient(self)
         check_result(self.outputs, names, self._known(), self.where)
 
     def _find_hidden(self) -> None:
@@ -114,47 +113,6 @@ class Admission:
                 tensor.grad = None  # born in the watched call
         self.state.found.hidden += hidden
         self.before = self.state.snapshot(self.room)
-
-    def _check_writes(self) -> None:
-        name = shared_memory(self.call.spec, self.call.leaves, set(self.watched.writes))
-        if name:
-            raise SignatureError(
-                f"argument `{name}` shares memory with another argument, and the call writes it",
-                rule="overlapping-input",
-                stage="warmup",
-                where=self.where,
-            )
-
-    def _check_steps(self) -> None:
-        """A replay steps no scheduler and takes nothing from an iterator."""
-        for label, where in self.watched.stepped.schedulers.items():
-            raise error_of("scheduler-in-region")(
-                f"`{label}.step()` counts on the host: every replay would set the rate of the capture",
-                rule="scheduler-in-region",
-                stage="warmup",
-                where=where or self.where,
-                cure="Step it after the call, outside of the guarded function.",
-            )
-        for label, where in self.watched.stepped.iterators.items():
-            raise error_of("unrepeated-effect")(
-                f"`next({label})` runs on the host: every replay would use the item of the capture",
-                rule="unrepeated-effect",
-                stage="warmup",
-                where=where or self.where,
-                cure="Take the item before the call and pass it as an argument.",
-            )
-
-    def _check_outputs(self) -> None:
-        """Without autograd at the boundary, a result that hangs on parameters would silently lose its gradient."""
-        if self.options.mode == "autograd" or self.watched.backward or self.watched.failed:
-            return
-        if any(isinstance(out, torch.Tensor) and out.requires_grad and out.grad_fn is not None for out in self.outputs):
-            raise SignatureError(
-                f"the result requires grad, but mode {self.options.mode!r} replays no backward",
-                rule="live-autograd-output",
-                stage="warmup",
-                where=self.where,
-            )
 
     def _known(self) -> set[int]:
         """Objects that the caller has anyway: arguments and state."""
@@ -237,7 +195,7 @@ class Admission:
         try:
             graph, outputs = self.backend.capture(lambda: self._body(static), self._request(pool))
         except CaptureFailed as failed:
-            raise self._translated(failed) from failed.first
+            raise failure_of(self, failed) from failed.first
         leaves, tree, _ = flatten(outputs)
         del outputs
         leaves = [_same_or(leaf, static) for leaf in leaves]
@@ -299,39 +257,9 @@ class Admission:
         """Streams that the watched call worked on beside the one it was started on."""
         return tuple(self.watched.streams)[1:]
 
-    def _unforked(self, where: Where | None, cause: BaseException | None = None) -> CaptureError:
-        return error_of("unforked-stream")(
-            "the call works on a stream that was not forked from the current one: a replay leaves that out",
-            rule="unforked-stream",
-            stage="capture",
-            where=where,
-            cause=cause,
-            cure="Call `side.wait_stream(torch.cuda.current_stream())` before it and join the stream afterwards.",
-        )
-
     def _is_here(self, device: torch.device) -> bool:
         """A generator made for `cuda` has no device index and means the current one."""
         return device.type == self.state.device.type and device.index in (None, self.state.device.index)
-
-    def _translated(self, failed: CaptureFailed) -> BaseException:
-        if isinstance(failed.first, KeyboardInterrupt):
-            return failed.first
-        memory = self.backend.out_of_memory(failed.first)
-        if isinstance(failed.first, UncapturedWork):
-            return self._unforked(self.watched.streams.get(failed.first.args[0]) or self.where)
-        error = translate(failed.first, self.watched.events, self.where, memory)
-        elsewhere = list(self.watched.streams.values())[1:]
-        if error.rule == "host-sync" and error.where is not None and error.where in elsewhere:
-            error = self._unforked(error.where, failed.first)  # refused, since its stream is no part of the capture
-        if not failed.healed:
-            error = error_of("damaged-process")(
-                f"{error.reason}; the capture could not be ended cleanly and the process is damaged",
-                rule="damaged-process",
-                stage=error.stage,
-                where=error.where,
-                cause=failed.first,
-            )
-        return error
 
     def _settle(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Sets the world to S1, but keeps what the graph bound anew (gradients, attributes) bound to the graph's
@@ -349,7 +277,7 @@ class Admission:
                 if not isinstance(was, torch.Tensor) or was.shape != new.shape or slot.kind == "hyperparameter":
                     continue
                 if slot.kind != "gradient":
-                    self._refuse_recurrence(slot.label)
+                    refuse_recurrence(self, slot.label)
                 bound = new.detach() if new.requires_grad and slot.kind != "parameter" else new
                 bound.copy_(was)
                 slot.set(bound)
@@ -358,19 +286,6 @@ class Admission:
         fresh = {id(new) for slot, new in moved if slot.kind == "gradient"}
         params = [p for _, p in self.state.found.parameters() if p.grad is not None]
         return [(p, p.grad) for p in params if p.grad is not None and (id(p.grad) in fresh or self.entry == "some")]
-
-    def _refuse_recurrence(self, label: str) -> None:
-        first = next((tensor for slot, tensor in self.before.bindings if slot.label == label), None)
-        if isinstance(first, torch.Tensor):
-            address = first.untyped_storage().data_ptr()
-            if any(t.untyped_storage().data_ptr() == address for t in self.watched.reads):
-                raise error_of("replaced-buffer")(
-                    f"the call reads `{label}` and then binds another tensor to it; a replay reads the first",
-                    rule="replaced-buffer",
-                    stage="capture",
-                    where=self.where,
-                    cure=f"Write it in place: `{label}.copy_(...)`.",
-                )
 
     def _outside(self) -> list[torch.Tensor]:
         """Tensors outside the call that the graph reads: held, so that their memory is not given to others."""
@@ -454,8 +369,3 @@ def _skipped() -> Any:
 
 def _describe(spec: Spec) -> str:
     return ", ".join(f"{name}: {leaf}" for name, leaf in zip(spec.names, spec.leaves, strict=True)) or "no arguments"
-
-
-def is_capture_error(error: BaseException) -> bool:
-    """Whether an exception is about capturing (and not the user's own)."""
-    return isinstance(error, CaptureError)

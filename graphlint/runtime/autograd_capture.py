@@ -17,6 +17,7 @@ from graphlint.runtime.backend import CaptureFailed, Graph
 from graphlint.runtime.compare import Values, copies, difference, noise
 from graphlint.runtime.errors import error_of
 from graphlint.runtime.inputs import StaticInputs
+from graphlint.runtime.refusals import failure_of
 from graphlint.runtime.replay import Shared
 from graphlint.runtime.report import GraphReport, Proof
 from graphlint.runtime.spec import flatten
@@ -37,7 +38,7 @@ def capture_autograd(admission: Admission, size: int, pool: Any, shared: Shared)
     try:
         forward, raw = admission.backend.capture(lambda: admission._body(static), admission._request(pool))
     except CaptureFailed as failed:
-        raise admission._translated(failed) from failed.first
+        raise failure_of(admission, failed) from failed.first
     leaves, tree, _ = flatten(raw)
     live = [i for i, out in enumerate(leaves) if isinstance(out, torch.Tensor) and out.requires_grad]
     parts = _Parts.of(admission, static, [leaves[i] for i in live])
@@ -47,7 +48,7 @@ def capture_autograd(admission: Admission, size: int, pool: Any, shared: Shared)
             backward, grads = admission.backend.capture(parts.gradients, admission._request(pool))
         except CaptureFailed as failed:
             forward.reset()
-            raise admission._translated(failed) from failed.first
+            raise failure_of(admission, failed) from failed.first
         parts.take(*grads)
     admission.after.restore()
     outputs = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
