@@ -18,6 +18,7 @@ import torch
 from graphlint.runtime.backend import CaptureFailed, CaptureRequest, GraphBackend
 from graphlint.runtime.buckets import Unpad
 from graphlint.runtime.calls import Call
+from graphlint.runtime.compare import Tolerance
 from graphlint.runtime.errors import Where, error_of
 from graphlint.runtime.inputs import StaticInputs
 from graphlint.runtime.options import Options
@@ -211,7 +212,14 @@ class Admission:
             keep=self._outside(),
         )  # fmt: skip
         captured.unpad = self._unpad(leaves, size)
+        captured.tolerance = self.tolerance
         return captured
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """How close replays must come: bitwise where deterministic algorithms are asked for and nothing is padded."""
+        exact = torch.are_deterministic_algorithms_enabled() and self.call.plan is None
+        return Tolerance(exact, self.watched.rounding)
 
     def leaves_for(self, size: int) -> list[Any]:
         """The call's leaves, cut where they are longer than a bucket."""
@@ -325,7 +333,7 @@ class Admission:
             captured, self._eager_leaves, self.state, base, self.backend, self.watched,
             self.private(self.leaves_for(captured.static.size)),
             self.call.spec,
-            self.room, self.call.plan is None, self.where, captured.report.proofs, self.host_changes,
+            self.room, captured.tolerance, self.where, captured.report.proofs, self.host_changes,
         )  # fmt: skip
         trial.prepare = self.clear_entry
         verify(trial, count, deep=steps != "first")

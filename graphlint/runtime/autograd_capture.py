@@ -5,6 +5,7 @@ activations, replays against eager with gradients and all.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,14 +15,15 @@ import torch
 from graphlint.runtime.admit import Admission, _describe
 from graphlint.runtime.autograd import AutogradCaptured
 from graphlint.runtime.backend import CaptureFailed, Graph
-from graphlint.runtime.compare import Values, copies, difference, noise
+from graphlint.runtime.compare import Before, Values, copies, difference, noise
 from graphlint.runtime.errors import error_of
 from graphlint.runtime.inputs import StaticInputs
 from graphlint.runtime.refusals import failure_of
 from graphlint.runtime.replay import Shared
 from graphlint.runtime.report import GraphReport, Proof
 from graphlint.runtime.spec import flatten
-from graphlint.runtime.verify import private, vary
+from graphlint.runtime.state import State
+from graphlint.runtime.verify import private, state_before, vary
 from graphlint.runtime.watch import watch_of
 
 
@@ -156,6 +158,7 @@ def prove_autograd(admission: Admission, captured: AutogradCaptured, steps: int)
     base = admission.state.snapshot(admission.room)
     noises: dict[str, float] = {}
     bitwise, padded = True, captured.static.plan is not None
+    tolerance = admission.tolerance
     try:
         for step in range(1, steps + 1):
             leaves, _ = vary(admission.leaves_for(captured.static.size), admission.call.spec, step)
@@ -164,18 +167,26 @@ def prove_autograd(admission: Admission, captured: AutogradCaptured, steps: int)
                 noises = {k: v for k, v in noise(*runs).items() if v}
             want = _eager_side(admission, base, leaves, captured)
             have = _graph_side(admission, base, leaves, captured)
-            first, same = difference(want, have, noises, not padded)
+            began = functools.partial(_before, base, admission.state, want)
+            first, same = difference(want, have, noises, tolerance, began)
             bitwise &= same
             if first is not None:
                 rule = "padding-changes-result" if padded else "replay-mismatch"
                 raise error_of(rule)(f"at step {step} {first}", rule=rule, stage="verify", where=admission.where)
-        how = "bitwise" if bitwise else "within rounding" if padded else "within eager's own noise"
+        how = "bitwise" if bitwise else tolerance.words
         captured.report.proofs.append(
             Proof("replay against eager", "proved", f"{steps} forward and backward equal, {how}")
         )
     finally:
         base.restore()
         captured.turn += 1  # nobody's backward may use these activations
+
+
+def _before(base: Any, state: State, values: Values) -> Before:
+    """The state before, and gradients, which begin at nothing."""
+    before = state_before(base, state)
+    gradients = {label: "gradient" for label in values if label.startswith("gradient[")}
+    return Before(before.values, before.kinds | gradients)
 
 
 def _eager_side(admission: Admission, base: Any, leaves: list[Any], captured: AutogradCaptured) -> Values:

@@ -128,6 +128,7 @@ class Observer(TorchDispatchMode):
         generators: those handed to operators.
         draws: whether random numbers were drawn.
         backward: whether autograd ran inside.
+        rounding: the relative rounding of the coarsest arithmetic that it does.
         streams: the streams that operators ran on, with the first user's line on each.
     """
 
@@ -145,6 +146,7 @@ class Observer(TorchDispatchMode):
         self.streams: dict[int, Where | None] = {}
         self.draws = False
         self.backward = False
+        self.rounding = 1e-4
         self.calls = 0
         self._born: set[int] = set()
         self._lock = threading.Lock()  # autograd calls from its own thread
@@ -160,6 +162,7 @@ class Observer(TorchDispatchMode):
         out = func(*args, **kwargs)
         with self._lock:
             self._after(out)
+            self.rounding = max(self.rounding, _rounding_of(func, out))
         return out
 
     def _before(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -210,6 +213,21 @@ class Observer(TorchDispatchMode):
         """Sets every storage that the call wrote back to its bytes from before."""
         for written in self.writes.values():
             written.undo()
+
+
+_COARSE = {torch.bfloat16: 3e-2, torch.float16: 5e-3}
+
+
+def _rounding_of(func: Any, out: Any) -> float:
+    """The relative rounding of one operator: that of half precision, or of TF32 where it is switched on."""
+    if not isinstance(out, torch.Tensor):
+        return max((_COARSE.get(t.dtype, 0.0) for t in tree_iter(out) if isinstance(t, torch.Tensor)), default=0.0)
+    name = func._schema.name
+    if out.dtype is torch.float32 and out.is_cuda:
+        convolves, multiplies = "conv" in name, name.endswith(("mm", "mv", "bmm", "linear"))
+        if (convolves and torch.backends.cudnn.allow_tf32) or (multiplies and torch.backends.cuda.matmul.allow_tf32):
+            return 2e-3
+    return _COARSE.get(out.dtype, 0.0)
 
 
 def _named(func: Any, args: Any, kwargs: Any) -> Iterable[tuple[Any, Any]]:

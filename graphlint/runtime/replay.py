@@ -13,6 +13,7 @@ import torch
 
 from graphlint.runtime.backend import Copies, Graph, GraphBackend
 from graphlint.runtime.buckets import Unpad
+from graphlint.runtime.compare import Tolerance
 from graphlint.runtime.hotpath import (
     Source,
     holders,
@@ -92,6 +93,7 @@ class Captured:
     unpad: Unpad = field(default_factory=Unpad)
     keep: list[Any] = field(default_factory=list)
     lending: Lending | None = None
+    tolerance: Tolerance = field(default_factory=lambda: Tolerance(exact=True))
     shadows: int = 0
     user_key: Any = None
     pool: Any = None
@@ -220,8 +222,7 @@ class Captured:
         most, _ = self.holders()
         if not most or self.lending is None:
             return False
-        frame = caller()
-        return most > self.lending.allowed or self.lending.places.get(frame.f_lasti) is not frame.f_code
+        return most > self.lending.allowed or not self.lending.knows(caller())
 
     def count(self, i: int) -> Holders:
         """What holds output `i` now, the graph's own names and views included."""
@@ -508,11 +509,14 @@ def _write_lent(out: Source, lending: Lending, counts: list[str], bases: list[st
     if not lending.allowed:
         out.add(f"if {held}: return kept(mine, args, kwargs)")
         return
-    out.constants.update(frame_at=sys._getframe, caller=caller, places=lending.places)
+    out.constants.update(frame_at=sys._getframe, caller=caller, places=lending.places, beyond=lending.beyond)
     many = " or ".join(f"{count} > {base} + 1" for count, base in pairs)
     out.add(f"if {held}:")
     out.add(f"    frame = {'caller()' if routed else 'frame_at(2)'}")
-    out.add(f"    if places.get(frame.f_lasti) is not frame.f_code or {many}: return kept(mine, args, kwargs)")
+    out.add("    back = frame.f_back")
+    out.add("    if places.get(frame.f_lasti) is not frame.f_code: return kept(mine, args, kwargs)")
+    out.add("    if beyond.get(back and back.f_lasti) is not (back and back.f_code): return kept(mine, args, kwargs)")
+    out.add(f"    if {many}: return kept(mine, args, kwargs)")
 
 
 def _count_holders(captured: Captured, function: Callable[..., Any]) -> None:

@@ -5,21 +5,23 @@ The guard can vary floating-point inputs by itself, but not integers, which may 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from graphlint.runtime.backend import GraphBackend
 from graphlint.runtime.calls import Call
-from graphlint.runtime.compare import copies, difference
+from graphlint.runtime.compare import Before, copies, difference
 from graphlint.runtime.errors import Where, error_of
 from graphlint.runtime.replay import Captured
 from graphlint.runtime.report import Proof
 from graphlint.runtime.results import host_difference
 from graphlint.runtime.spec import flatten, unflatten_call
-from graphlint.runtime.state import State
-from graphlint.runtime.verify import private
+from graphlint.runtime.state import Snapshot, State
+from graphlint.runtime.verify import private, state_before
 
 SHADOW_CALLS = 2
 
@@ -48,7 +50,8 @@ def shadow(
     results = captured.run(call.leaves)
     have = copies(_values(captured, results, call.leaves, state))
     padded = captured.static.plan is not None
-    first, same = difference(want, have, {}, not padded and _was_bitwise(captured))
+    tolerance = captured.tolerance if _was_bitwise(captured) else replace(captured.tolerance, exact=False)
+    first, same = difference(want, have, {}, tolerance, functools.partial(_before, start, state, captured, call))
     if first is not None:
         start.restore()
         rule = "padding-changes-result" if padded else "replay-mismatch"
@@ -61,7 +64,7 @@ def shadow(
         raise error_of("frozen-scalar")(f"on fresh inputs {frozen}", rule="frozen-scalar", stage="verify", where=where)
     captured.shadows -= 1
     if not captured.shadows:
-        how = "bitwise" if same else "within rounding"
+        how = "bitwise" if same else tolerance.words
         captured.report.proofs.append(Proof("fresh inputs", "proved", f"{SHADOW_CALLS} real calls equal eager, {how}"))
     return results
 
@@ -71,6 +74,17 @@ def _values(captured: Captured, outputs: list[Any], leaves: list[Any], state: St
     named = {f"output[{i}]": o for i, o in enumerate(outputs) if isinstance(o, torch.Tensor)}
     named |= {f"argument {captured.spec.names[i]}": leaves[i] for i in captured.written}
     return named | {label: tensor for label, tensor in state.tensors().items() if tensor.device == state.device}
+
+
+def _before(start: Snapshot, state: State, captured: Captured, call: Call) -> Before:
+    """The state before the call; the replay's effects are put back, for they stay."""
+    after = state.snapshot(0)
+    written = {i: call.leaves[i].detach().clone() for i in captured.written}
+    before = state_before(start, state)
+    after.restore()
+    for i, value in written.items():
+        call.leaves[i].detach().copy_(value)
+    return before
 
 
 def _was_bitwise(captured: Captured) -> bool:

@@ -83,6 +83,13 @@ class State:
                 out[f"tensor #{i} of shape {tuple(tensor.shape)}"] = tensor
         return out
 
+    def kinds(self) -> dict[str, str]:
+        """What each label of `tensors()` is: a parameter, a gradient, an optimizer's `exp_avg`."""
+        return {
+            slot.label: f"{slot.kind} {slot.label.rsplit('[', 1)[-1]}" if slot.kind == "optimizer-state" else slot.kind
+            for slot in self.slots()
+        }
+
     def snapshot(self, room: int) -> Snapshot:
         """Everything as it is now. Copies stay on the device while they take less than half of `room` bytes, else on
         the host.

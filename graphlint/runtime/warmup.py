@@ -33,6 +33,7 @@ class Watched:
     writes: dict[int, Written] = field(default_factory=dict)
     generators: list[torch.Generator] = field(default_factory=list)
     draws: bool = False
+    rounding: float = 1e-4
     backward: bool = False
     streams: dict[int, Any] = field(default_factory=dict)
     stepped: Stepped = field(default_factory=Stepped)
@@ -80,6 +81,7 @@ def watch_call(
         observer.writes,
         observer.generators,
         observer.draws,
+        observer.rounding,
         observer.backward,
         observer.streams,
         stepped,
