@@ -85,7 +85,9 @@ def _relied_on(event: ev.WriteEvent, capture: ev.Capture, first: int, walk: Walk
     """Where code outside needs the write to happen at each replay: it counts, or resets what the region sets."""
     plain = any(isinstance(one, Host) for one in alternatives(event.new))
     # state that the region reads as well is another rule's, `replaced-buffer`
-    result = walk.whole and not any(one.cell == event.cell for one in walk.of(ev.ReadEvent) if one.capture is capture)
+    result = walk.whole and not any(
+        one.cell == event.cell and one.clock < event.clock for one in walk.of(ev.ReadEvent) if one.capture is capture
+    )
     outside = [
         one
         for one in walk.of(ev.WriteEvent)
