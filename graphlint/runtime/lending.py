@@ -90,7 +90,8 @@ class Lending:
         fresh: the outputs that lie in the graph's own memory (and not in an argument or in state).
         lessons: calls that still get copies.
         allowed: how many holders a result may have when the next call comes: 0, or 1 at the known places.
-        places: where a result was held when the next call came, and was let go: bytecode offset -> code.
+        places: where a result was held when the next call came, and was let go: bytecode offset -> code, of the
+            caller; `beyond` of the caller's caller, for the caller may be a wrapper.
         taught: how often lessons were given.
         base: holders of each output that are the graph's own, filled when the fast path is made for the first time.
         pinned: a view holds the graph's memory, so that only another graph can give it back its own.
@@ -99,7 +100,8 @@ class Lending:
     fresh: list[int]
     lessons: int = LESSONS
     allowed: int = 0
-    places: dict[int, CodeType] = field(default_factory=dict)
+    places: dict[int | None, CodeType | None] = field(default_factory=dict)
+    beyond: dict[int | None, CodeType | None] = field(default_factory=dict)
     taught: int = 1
     base: dict[int, Holders] = field(default_factory=dict)
     pinned: bool = False
@@ -133,10 +135,20 @@ class Lending:
         if now == 1:
             self.allowed = 1
             frame = caller()
+            back = frame.f_back
             self.places[frame.f_lasti] = frame.f_code
+            self.beyond[back and back.f_lasti] = back and back.f_code
         if self.lessons <= 0:
             self._loans.clear()
         return False
+
+    def knows(self, frame: Any) -> bool:
+        """Whether a result may be held when that frame calls; the fast path spells this out."""
+        back = frame.f_back
+        return (
+            self.places.get(frame.f_lasti) is frame.f_code
+            and self.beyond.get(back and back.f_lasti) is (back and back.f_code)
+        )  # fmt: skip
 
     def again(self) -> bool:
         """Lessons once more, since results are held where none were before; False when that happens too often."""
