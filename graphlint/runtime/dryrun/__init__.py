@@ -8,6 +8,7 @@
     hoststate  memory  body  callers   what a replay would get wrong
     lines  captured  reference  aside
     handed  tails  late  stepping
+    pools  sharing
     staleness
     run  program  script  emulate      the ways in
 

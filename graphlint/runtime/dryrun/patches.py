@@ -14,7 +14,7 @@ import torch
 
 from graphlint.runtime.dryrun import collectives, compiled, moves
 from graphlint.runtime.dryrun.session import Session
-from graphlint.runtime.dryrun.standins import GraphContext, Played, set_stream, stream_context
+from graphlint.runtime.dryrun.standins import GraphContext, Played, pool_handle, set_stream, stream_context
 from graphlint.runtime.dryrun.watchers import capturing, noted, watch_device
 
 _MISSING = object()
@@ -173,7 +173,7 @@ def _play_device(session: Session, patches: Patches) -> None:
         "current_stream": played.current_stream,
         "default_stream": played.default_stream,
         "set_stream": functools.partial(set_stream, session),
-        "graph_pool_handle": lambda: (0, id(object())),
+        "graph_pool_handle": pool_handle,
         "make_graphed_callables": functools.partial(compiled.make_graphed_callables, session),
         "is_current_stream_capturing": capturing(session, lambda: False),
         "synchronize": functools.partial(_synchronize, session),

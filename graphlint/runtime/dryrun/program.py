@@ -29,6 +29,7 @@ from graphlint.runtime.dryrun.modes import tensors
 from graphlint.runtime.dryrun.records import Op, Site
 from graphlint.runtime.dryrun.reference import Reference
 from graphlint.runtime.dryrun.session import Region, Session
+from graphlint.runtime.dryrun.sharing import Sharing
 from graphlint.runtime.dryrun.stepping import Stepping
 from graphlint.runtime.dryrun.tails import Tails
 from graphlint.runtime.dryrun.tape import Freed
@@ -57,6 +58,7 @@ class Program:
         self._casts: set[int] = set()
         self.found: list[Finding] = []
         self._stepping = Stepping(session, judge, self._keep)
+        self._sharing = Sharing(session, judge, self._keep)
         self._handed = Handed(session, judge, self._lines, self._keep)
         self._tails, self._late = Tails(session, judge, self._keep), Late(session, judge, self._keep)
         self._reference = Reference(session, judge, self._lines, self._keep)
@@ -145,6 +147,7 @@ class Program:
             self._stepping.closed(roots)
             for storage, label in hoststate.labels(roots, self._session.roles.identity).items():
                 graph.labels.setdefault(storage, label)
+        self._sharing.closed(graph)
         self._count(region)
 
     def _count(self, region: Region) -> None:
@@ -188,6 +191,7 @@ class Program:
         self._late.made(func, made)
         self._late.written(func, args, written, site)
         self._tails.read(func, args, kwargs, given, result)
+        self._sharing.read([] if func.is_view else [t for t in given if identity(t) not in writes], site)
         self._tails.written([tensor for tensor in written if session.roles.of(tensor) == "device"], site)
         if any(session.roles.of(t) == "device" for t in (*given, *made)):
             session.streams.launch()
@@ -208,10 +212,12 @@ class Program:
         self._handed.used(name, iter(given))
         if name.rsplit(".", 1)[-1] in _SHOWING and given:
             self._tails.shown(given[0])
+            self._sharing.read(given[:1], self._session.site())
 
     def copied(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
         """A tensor was brought to the device or to the host."""
         self._tails.copied(tensor, copy)
+        self._sharing.read([tensor], self._session.site())
         self._late.copied(tensor, copy)
 
     def synchronized(self, stream: int | None) -> None:
@@ -271,7 +277,7 @@ class Program:
         site = self._session.site()
         self._session.streams.launch()
         with self._session.silence(), torch._C.DisableTorchFunction():
-            for watcher in (self._stepping, self._handed, self._late, self._tails):
+            for watcher in (self._stepping, self._handed, self._late, self._tails, self._sharing):
                 watcher.replaying(graph, site)
         if graph.watch is not None:
             self._conflicts(
@@ -351,6 +357,7 @@ class Program:
 
     def made(self, region: Region, result: Any) -> None:
         """Outputs of operators in a region, to see later who keeps them."""
+        self._sharing.made(region, result)
         graph = self._graphs.get(id(region))
         if graph is not None:
             graph.outputs.extend(weakref.ref(tensor) for tensor in tensors(result))

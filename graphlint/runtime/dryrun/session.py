@@ -34,6 +34,7 @@ class Region:
         self.generators: set[int] = set()
         self.undo: Undo | None = None
         self.owner: Any = None
+        self.pool: object = None
         self.last: Any = None
 
 

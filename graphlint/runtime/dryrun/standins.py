@@ -4,6 +4,7 @@ but run nothing elsewhere."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,13 @@ from graphlint.runtime.dryrun.roles import generator_identity
 from graphlint.runtime.dryrun.session import Region, Session
 from graphlint.runtime.dryrun.streams import Mark
 from graphlint.runtime.dryrun.tape import Freed
+
+_pools = itertools.count(1)
+
+
+def pool_handle() -> tuple[int, int]:
+    """Plays `torch.cuda.graph_pool_handle`: a token that is never given out twice."""
+    return (0, next(_pools))
 
 
 class Played:
@@ -165,16 +173,19 @@ class GraphStandIn:
     def __init__(self, keep_graph: bool = False) -> None:
         self.region: Region | None = None
         self._generators: set[int] = set()
+        self._pool: Any = None
         self.replays = 0
 
     def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
         """Opens a region on the current stream."""
-        self._begin("manual", capture_error_mode)
+        self._begin("manual", capture_error_mode, pool, self._session.streams.current)
 
-    def _begin(self, kind: str, error_mode: str) -> None:
+    def _begin(self, kind: str, error_mode: str, pool: object, stream: object) -> None:
         session = self._session
+        self._pool = pool_handle() if pool is None else getattr(pool, "id", pool)
         region = Region(kind, session.site(), error_mode)
         region.generators, region.owner = self._generators, weakref.ref(self)
+        region.pool = (self._pool, stream)  # freed memory goes to captures on the same stream alone
         if session.region is None:
             self.region = region
         if session.streams.current == 0:
@@ -216,7 +227,7 @@ class GraphStandIn:
 
     def pool(self) -> tuple[int, int]:
         """A token of the graph's memory pool."""
-        return (0, id(self))
+        return self._pool or (0, 0)
 
     def register_generator_state(self, generator: Any) -> None:
         """The graph will advance this generator on replay."""
@@ -252,7 +263,8 @@ class GraphContext:
         session.streams.current = (
             self.capture_stream._number if self.capture_stream is not None else session.streams.new()
         )
-        self.cuda_graph._begin("graph", self.capture_error_mode)
+        stream = "torch's own" if self.capture_stream is None else session.streams.current
+        self.cuda_graph._begin("graph", self.capture_error_mode, self.pool, stream)
 
     def __exit__(self, *error: object) -> None:
         self.cuda_graph.capture_end()
