@@ -321,7 +321,34 @@ def dead_input(walk: Walk) -> Iterator[Report]:
             report.related.append((replay.frame, replay.at, "the replay here reads memory that nobody holds"))
             yield report
             break
+    yield from dead_staging(walk)
     yield from deleted_input(walk)
+
+
+def dead_staging(walk: Walk) -> Iterator[Report]:
+    """The graph holds a copy from pinned memory that only a local of the capturing function named."""
+    for capture in captured(walk):
+        replay = next((event for event in walk.replays(capture) if event.alive is not None), None)
+        if replay is None or replay.alive is None or not walk.whole:
+            continue
+        for event in walk.inside(capture):
+            for one in _staged(event):
+                made = one.storage.pool is None and _made_for_sure(one.storage, walk)
+                if made and not one.storage.owner and one.storage not in replay.alive:
+                    report = at(event, "dead-input", capture, value="the pinned tensor")
+                    report.related.append(
+                        (replay.frame, replay.at, "the replay here copies from memory that nobody holds")
+                    )
+                    yield report
+                    return
+
+
+def _staged(event: ev.Event) -> list[Tensor]:
+    """The pinned memory that this piece of work copies to the device."""
+    source = event.source if isinstance(event, ev.InplaceEvent) and event.name == "copy_" else None
+    if isinstance(event, ev.CallEvent) and event.name in ("torch.Tensor.to", "torch.Tensor.cuda"):
+        source = event.receiver
+    return [one for one in tensors_in(source) if one.device == "pinned"] if source is not None else []
 
 
 def _result_wanted(capture: ev.Capture, replay: ev.ReplayEvent, walk: Walk) -> bool:
