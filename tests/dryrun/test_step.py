@@ -80,6 +80,7 @@ HARMLESS: list[Callable[[torch.Tensor], object]] = [
     lambda x: torch.tensor(3.0) * x,
     lambda x: x * len(x) + x.shape[0],
     lambda x: torch.zeros(3, device="cuda") + x[0, :3],
+    lambda x: torch.tensor([], device="cuda"),
     lambda x: x.to("cuda") + x.cuda(),
     lambda x: torch.tensor([1.0, 2.0]).sum().item() * x,
     lambda x: x.repeat_interleave((x[:, 0] * 0).long() + 2, dim=0, output_size=8),

@@ -59,10 +59,17 @@ def _opaque(value: Any) -> bool:
     )
 
 
+def spelled(key: object) -> str:
+    """A key of a dictionary as a user would write it; an optimizer's are parameters, whose values nobody wants to
+    read (on a device, to wait for).
+    """
+    return repr(key) if isinstance(key, (*_PLAIN, tuple)) else f"<{type(key).__name__}>"
+
+
 def _parts(path: str, value: Any) -> list[tuple[str, Any]]:
     """What an object holds."""
     if isinstance(value, dict):
-        return [(f"{path}[{key!r}]", part) for key, part in list(value.items())]
+        return [(f"{path}[{spelled(key)}]", part) for key, part in list(value.items())]
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         return [(f"{path}[{index}]", part) for index, part in enumerate(list(value))]
     if isinstance(value, types.FunctionType):

@@ -167,7 +167,7 @@ def _optimizer_names(path: str, optimizer: Any, add: Callable[[str, str, Callabl
                 weak = weakref.ref(parameter)
                 add(
                     "optimizer-state",
-                    f"{path}.state[{key!r}]",
+                    f"{path}.state[{hoststate.spelled(key)}]",
                     _at(ref, functools.partial(_state_now, weak, key)),
                 )
         if isinstance(settings.get("lr"), torch.Tensor):
@@ -182,7 +182,7 @@ def _plain_names(path: str, value: Any, add: Callable[[str, str, Callable[[], An
     if isinstance(value, dict):
         for key, part in list(value.items()):
             if isinstance(part, torch.Tensor):
-                add("entry", f"{path}[{key!r}]", functools.partial(value.get, key))
+                add("entry", f"{path}[{hoststate.spelled(key)}]", functools.partial(value.get, key))
     elif isinstance(value, list):
         for index, part in enumerate(value):
             if isinstance(part, torch.Tensor):

@@ -135,8 +135,8 @@ class OpMode(TorchDispatchMode):
             if storage not in given or op.name == "aten::lift_fresh":
                 region.born.setdefault(storage, op.index)
         session.add(op)
-        if not session.emulated and op.name == "aten::lift_fresh" and op.on_device:
-            fresh_on_device(session, op)
+        if not session.emulated and op.name in ("aten::lift_fresh", "aten::_to_copy"):
+            fresh_on_device(session, op, result)
         if region.kind == "shadow" and isinstance(result, torch.Tensor):
             region.last = result.detach()
         if session.observer is not None:

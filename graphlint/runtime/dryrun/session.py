@@ -125,6 +125,8 @@ class Session:
 
     def copied(self, direction: str, tensor: torch.Tensor, pinned: bool, non_blocking: bool, call: str) -> None:
         """Writes a transfer down, and as an event too where it can't be captured."""
+        if tensor.numel() == 0:
+            return  # nothing is copied
         if not self.recording:
             if direction == "device-to-host" and not non_blocking:
                 self.host_waits(self.streams.current)

@@ -54,12 +54,16 @@ def capturing(session: Session, function: Callable[[], bool]) -> Callable[[], bo
     return is_current_stream_capturing
 
 
-def fresh_on_device(session: Session, op: Op) -> None:
-    """Torch has just built a device tensor from Python data: a copy from pageable memory that no mode shows."""
-    if op.call in ("torch.Tensor.__getitem__", "torch.Tensor.__setitem__"):
-        session.event("host-index", op.call, "index", op.site)
-    else:
-        session.event("h2d", op.call or op.name, "pageable", op.site)
+def fresh_on_device(session: Session, op: Op, result: torch.Tensor) -> None:
+    """Torch may just have built a device tensor from Python data, a list or an array: a copy from pageable memory that
+    no mode shows. Transfers that the user asks for by name are noted elsewhere.
+    """
+    indexes = op.call in ("torch.Tensor.__getitem__", "torch.Tensor.__setitem__")
+    fresh = op.name == "aten::lift_fresh" and op.on_device
+    moved = op.name == "aten::_to_copy" and indexes and not op.on_device and result.is_cuda
+    if result.numel() and (fresh or moved):
+        kind, detail = ("host-index", "index") if indexes else ("h2d", "pageable")
+        session.event(kind, op.call or op.name, detail, op.site)
 
 
 def _watch_waits(session: Session, patches: Patches) -> None:
