@@ -40,6 +40,7 @@ from graphlint.runtime.profiling.report import Choice, Module
 from graphlint.runtime.profiling.world import World
 
 # `loss.item()` can't be captured, and on torch up to 2.11 trying it harms the process
+TELLING = 1.05  # projected gain of the step below which a module is not worth a measurement
 NOT_CAPTURED = ("small_gpt_reading_loss",)
 
 
@@ -165,12 +166,13 @@ def judged(report: Any) -> dict[str, Any]:
 
 
 def _modules(report: Any, step: Step, world: World) -> dict[str, dict[str, Any]]:
-    """Up to three modules: alone, forward and backward, and with the rest of the step around them."""
+    """Up to three modules with the rest of the step around them, and the first of them alone, forward and backward."""
     chosen = [m for m in report.modules if m.choice in (Choice.CAPTURE, Choice.LEAVE) and m.nodes >= 8][:2]
     chosen += [m for m in report.modules if m.path == "model.blocks.1"]
-    paths = [m.path for m in chosen]
-    alone, within = measure_modules(step, world, paths), measure_in_step(step, world, paths)
-    return {m.path: _module(m, alone[m.path], within[m.path]) for m in chosen}
+    alone = measure_modules(step, world, [m.path for m in chosen[:1]])
+    within = measure_in_step(step, world, [m.path for m in chosen if m.step_gain > TELLING])
+    none = Measured()
+    return {m.path: _module(m, alone.get(m.path, none), within.get(m.path, none)) for m in chosen}
 
 
 def _module(m: Module, alone: Measured, within: Measured) -> dict[str, Any]:

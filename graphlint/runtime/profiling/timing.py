@@ -23,7 +23,7 @@ Run = Callable[[int], Any]
 _LOOP = 0.1  # seconds of one timed loop, about
 _LEAST, _MOST = 3, 200  # steps of a loop; a step that is longer than a few loops is timed alone
 _TURNS = 7, 25  # fewest and most
-_SECONDS = 6.0  # after which no further turn begins
+_SECONDS = 4.0  # after which no further turn begins
 _KNOWN = 0.01  # the median's standard error, as a part of it, that is good enough
 
 
