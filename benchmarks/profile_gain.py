@@ -39,8 +39,8 @@ from graphlint.runtime.profiling.record import Step
 from graphlint.runtime.profiling.report import Choice, Module
 from graphlint.runtime.profiling.world import World
 
-# `loss.item()` can't be captured, and on torch up to 2.11 trying it harms the process
 TELLING = 1.05  # projected gain of the step below which a module is not worth a measurement
+# `loss.item()` can't be captured, and on torch up to 2.11 trying it harms the process
 NOT_CAPTURED = ("small_gpt_reading_loss",)
 
 
