@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from graphlint.runtime.parity_report import Curves, ParityReport, compare
-from graphlint.runtime.profiling.record import Batch, Batches, Step, require_device
+from graphlint.runtime.profiling.record import Batch, Batches, Step, is_sequence, require_device
 from graphlint.runtime.profiling.world import World, eager
 
 Call = Callable[..., Any]
@@ -100,7 +100,7 @@ def _at_hand(batches: Any, count: int) -> Any:
     """Batches that can be asked for by their number, all three runs get the same: of an iterable the first ones."""
     if batches is None or callable(batches):
         return batches
-    kept = batches if hasattr(batches, "__getitem__") else list(islice(batches, count))
+    kept = batches if is_sequence(batches) else list(islice(batches, count))
     if not len(kept):
         raise ParityFailed("there are no batches; give at least one, as the step gets them in training")
     return kept

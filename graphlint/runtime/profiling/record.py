@@ -76,7 +76,7 @@ class Step:
             StepFailed: there is no batch, or fetching one raises.
         """
         source = self._batches
-        if source is None or (not callable(source) and hasattr(source, "__getitem__") and len(source)):
+        if source is None or (not callable(source) and is_sequence(source) and len(source)):
             return self, 0.0
         batches: list[Batch] = []
         times: list[float] = []
@@ -99,6 +99,11 @@ class Step:
         if self._batches is None or callable(self._batches):
             return (_shapes(self.batch(0)),)
         return tuple(_shapes(self.batch(i)) for i in range(min(len(self._batches), 64)))
+
+
+def is_sequence(batches: Any) -> bool:
+    """Whether batches can be asked for by their number."""
+    return hasattr(batches, "__getitem__") and hasattr(batches, "__len__")
 
 
 def require_device(
