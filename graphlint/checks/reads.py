@@ -179,6 +179,8 @@ def _factory(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
     first = event.args[0] if event.args else event.keywords.get("data")
     if not isinstance(made, Tensor) or made.on_host or made.device == "meta":
         return
+    if isinstance(first, Items) and first.exact and not first.slots:
+        return  # nothing is copied, and nothing waits
     if first is not None and any(isinstance(one, Tensor) and not one.on_host for one in alternatives(first)):
         return
     if (
@@ -202,6 +204,8 @@ def _moved(event: ev.CallEvent, tensor: Tensor, name: str, walk: Walk) -> Iterat
     if not waits or non_blocking is None:
         waits = not any(isinstance(one, Host) and one.value is True for one in event.args[1:])
         waits = waits and not (isinstance(non_blocking, Host) and non_blocking.value is True)
+    if tensor.dims is not None and 0 in tensor.dims:
+        return
     if (
         name in ("to", "cuda", "type", "type_as")
         and tensor.on_host
