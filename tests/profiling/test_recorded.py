@@ -6,7 +6,9 @@ The traces are those of `benchmarks/profile_gain.py` on an NVIDIA H200 with torc
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +79,14 @@ def test_without_the_true_wall_time_the_profilers_delay_is_owned_up_to() -> None
     report = analyse(read(DATA / "small_gpt.json.gz"))
     assert report.whole.gain > judge("small_gpt").whole.gain
     assert any("--wall-us" in note for note in report.notes)
+
+
+def test_the_page_shows_the_results() -> None:
+    folder = str(Path(__file__).parents[2] / "benchmarks")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    table = importlib.import_module("profile_table")
+    page = table.PAGE.read_text()
+    assert table.filled(page, RESULTS) == page, "run python benchmarks/profile_table.py"
+    row = MEASURED["small_gpt"]
+    assert f"{row['projected']:.2f} | {row['measured']:.2f}" in page
