@@ -28,6 +28,7 @@
 from __future__ import annotations
 
 import linecache
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -48,6 +49,9 @@ class Where:
         return f"{self.filename}:{self.lineno}"
 
 
+MOST_OTHERS = 5  # of the other faults of a call, in the text of an error
+
+
 class CaptureError(RuntimeError):
     """A call could not be captured, or a replay would not be what eager does.
 
@@ -60,6 +64,7 @@ class CaptureError(RuntimeError):
         where: the user's line, or None when no line of the user's is to blame.
         forward: for a fault in backward, the line of the forward call it belongs to; else None.
         cause: the first exception that CUDA or torch raised, or None.
+        others: what else in the call would break its capture, a line each; known after the dry run of a failed call.
     """
 
     rule = "unknown-capture-failure"
@@ -83,6 +88,7 @@ class CaptureError(RuntimeError):
         self.where = where
         self.forward = forward
         self.cause = cause
+        self.others: tuple[str, ...] = ()
         super().__init__(self._text())
 
     @property
@@ -99,6 +105,12 @@ class CaptureError(RuntimeError):
     def source_line(self) -> str:
         """Text of the user's line; empty when there is none."""
         return self.where.source_line if self.where else ""
+
+    def beside(self, others: Sequence[str]) -> CaptureError:
+        """The same error, which also tells what else would have failed."""
+        self.others = tuple(others)
+        self.args = (self._text(),)
+        return self
 
     def without_frames(self) -> CaptureError:
         """The error without tracebacks, which would keep every tensor of the failed call alive; to be stored."""
@@ -123,6 +135,9 @@ class CaptureError(RuntimeError):
         if self.cause is not None:
             first = str(self.cause).strip().splitlines()
             lines.append(f"  first error: {type(self.cause).__name__}: {first[0] if first else ''}".rstrip())
+        lines += [f"  also: {other}" for other in self.others[:MOST_OTHERS]]
+        if len(self.others) > MOST_OTHERS:
+            lines.append(f"  and {len(self.others) - MOST_OTHERS} more")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
@@ -137,6 +152,7 @@ class CaptureError(RuntimeError):
             "row": self.lineno,
             "source": self.source_line,
             "forward": str(self.forward) if self.forward else None,
+            "others": list(self.others),
             "cause": f"{type(self.cause).__name__}: {self.cause}" if self.cause is not None else None,
         }
 

@@ -4,6 +4,7 @@ replay, and say what went wrong.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from graphlint.runtime.ahead import Born, adopt, withdraw
 from graphlint.runtime.autograd import AutogradCaptured
 from graphlint.runtime.backend import GraphBackend
 from graphlint.runtime.calls import Call
+from graphlint.runtime.diagnose import explained
 from graphlint.runtime.errors import CaptureError, FallbackWarning, GuardWarning, NoDeviceError, SignatureError
 from graphlint.runtime.graphs import FastPath, Graphs, Held
 from graphlint.runtime.hotpath import MISS
@@ -24,6 +26,7 @@ from graphlint.runtime.phases import CAPTURES, busy, is_part_of_it
 from graphlint.runtime.replay import Captured
 from graphlint.runtime.report import Proof
 from graphlint.runtime.shadow import shadow
+from graphlint.runtime.spec import unflatten_call
 from graphlint.runtime.turn import Turn
 from graphlint.runtime.watch import Watch, watch_of
 
@@ -131,11 +134,12 @@ class Service:
                 admission.real_call()
                 self._adopt(admission)
                 self.maker.make(key, admission, ahead=True)
-        except BaseException:
+        except BaseException as error:
+            told = self._explained(admission, error) if isinstance(error, CaptureError) else error
             if admission.ran:
                 admission.undo()
-            raise
-        self.born = withdraw(admission)
+            raise told from told.__cause__
+        self.born = withdraw(admission, {slot.label for slot, _ in admission.bound})
         self.maker.tell(admission)
 
     def _adopt(self, admission: Admission) -> None:
@@ -266,6 +270,7 @@ class Service:
 
     def _failed(self, key: Any, admission: Admission, error: CaptureError) -> Any:
         """A graph could not be made: S0 and the error, or S1 and the result of the real call."""
+        error = self._explained(admission, error)
         if self.options.on_violation != "eager":
             if admission.ran:
                 admission.undo()
@@ -277,6 +282,23 @@ class Service:
         self.ledger.eager(error)
         admission.after.restore()
         return admission.result
+
+    def _explained(self, admission: Admission, error: CaptureError) -> CaptureError:
+        """The error after a dry run of the call; its own failure must not hide the first one."""
+        if not admission.ran or error.cause is None:
+            return error
+        try:
+            with busy(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                admission.after.restore()
+                args, kwargs = unflatten_call(admission.call.spec.tree, admission.private(admission.call.leaves))
+                generators = admission.state.generators
+                return explained(error, self.fn, args, kwargs, generators, self.backend.device_type == "cpu")
+        except Exception:
+            return error
+        except BaseException:
+            admission.undo()
+            raise
 
     def _violated(self, key: Any, captured: Held, error: CaptureError, call: Call) -> Any:
         """What was promised at capture no longer holds."""
