@@ -12,6 +12,8 @@ from graphlint.runtime.dryrun.records import Event, Site
 from graphlint.runtime.dryrun.session import Region, Session
 from graphlint.runtime.dryrun.undo import gradients
 
+_RECORDS = 2  # calls of a compiled function until it has recorded its graph
+
 
 def play_compile(session: Session, model: Any = None, **kwargs: Any) -> Any:
     """Plays `torch.compile`: the function itself; a first call inside a region is noted, and outputs of a cudagraph
@@ -24,7 +26,7 @@ def play_compile(session: Session, model: Any = None, **kwargs: Any) -> Any:
         or options.get("triton.cudagraphs")
         or kwargs.get("backend") == "cudagraphs"
     )
-    state: dict[str, Any] = {"called": False, "outputs": []}
+    state: dict[str, Any] = {"called": 0, "outputs": []}
 
     @functools.wraps(model.forward if isinstance(model, torch.nn.Module) else model)
     def compiled(*args: Any, **inner: Any) -> Any:
@@ -32,7 +34,9 @@ def play_compile(session: Session, model: Any = None, **kwargs: Any) -> Any:
             session.event("first-compiled-call", getattr(model, "__name__", type(model).__name__))
         if graphs and state["called"]:
             session.overwritten.update((number, session.site()) for number in state["outputs"])
-        state["called"] = True
+        if graphs and state["called"] < _RECORDS and session.observer is not None:
+            session.observer.records(session.site())
+        state["called"] += 1
         mine = [tensor for tensor in _flat((args, inner)) if not hasattr(tensor, "_dynamo_static_input_type")]
         given = {session.roles.identity(tensor) for tensor in mine} if graphs else set()
         session.arguments |= given - set(state["outputs"])  # those of the graph's own pool may be written

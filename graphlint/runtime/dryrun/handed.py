@@ -37,7 +37,7 @@ class Handed:
         #: forgotten unless the function reads them behind the replay: number, code of the function, finding
         self._open: list[tuple[int, CodeType, Finding]] = []
 
-    def used(self, name: str, tensors: Iterator[torch.Tensor]) -> None:
+    def used(self, name: str, tensors: list[torch.Tensor]) -> None:
         """A torch function got these tensors, outside every region."""
         if name.rsplit(".", 1)[-1] in _LOOKS:
             return

@@ -64,12 +64,15 @@ class Watch:
         self.outputs = {storage for op in region.trace.ops for storage in op.outputs if storage in region.born}
         lasting = ("parameter", "buffer", "gradient", "optimizer-state")
         self._watched = []
+        self._results = []
         named: set[int] = set()
         for watched in _names(roots):
             number = identity(watched.get())
             if number in reads or (number in region.born and watched.kind in lasting):
                 self._watched.append(watched)
                 named.add(number)
+            elif number in region.born:
+                self._results.append(watched)
         self.inputs = reads
         self._living = dict(session.living(reads - named))
         self._modes = {path: (weakref.ref(module), _mode(module)) for path, module in _modules(roots)}
@@ -95,6 +98,11 @@ class Watch:
             if ref.expired():
                 self.dead[number] = place
                 del self._living[number]
+
+    def strayed(self) -> list[tuple[str, torch.Tensor]]:
+        """Names that led to results of the region and lead to other memory now, with the tensor that they lead to."""
+        found = [(watched.path, watched.get()) for watched in self._results if watched.moved()]
+        return [(path, tensor) for path, tensor in found if isinstance(tensor, torch.Tensor)]
 
 
 def _modules(roots: dict[str, Any]) -> list[tuple[str, torch.nn.Module]]:
@@ -190,9 +198,7 @@ def _plain_names(path: str, value: Any, add: Callable[[str, str, Callable[[], An
     elif isinstance(value, types.CellType):
         if hoststate._filled(value) and isinstance(value.cell_contents, torch.Tensor):
             add("attribute", path, functools.partial(_cell_now, value))
-    elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(
-        value, (torch.nn.Module, torch.optim.Optimizer)
-    ):
+    elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, torch.optim.Optimizer):
         for name, part in list(vars(value).items()):
             if isinstance(part, torch.Tensor):
                 try:

@@ -22,21 +22,16 @@ from graphlint.findings import Finding, Related
 from graphlint.runtime.dryrun import body as region_body
 from graphlint.runtime.dryrun import hoststate, lines, memory, sites, staleness
 from graphlint.runtime.dryrun.captured import Captured
-from graphlint.runtime.dryrun.handed import Handed, statics
 from graphlint.runtime.dryrun.judge import Judge
-from graphlint.runtime.dryrun.late import Late
 from graphlint.runtime.dryrun.modes import tensors
+from graphlint.runtime.dryrun.onlookers import Onlookers, Use
 from graphlint.runtime.dryrun.records import Op, Site
 from graphlint.runtime.dryrun.reference import Reference
 from graphlint.runtime.dryrun.session import Region, Session
-from graphlint.runtime.dryrun.sharing import Sharing
-from graphlint.runtime.dryrun.stepping import Stepping
-from graphlint.runtime.dryrun.tails import Tails
 from graphlint.runtime.dryrun.tape import Freed
 from graphlint.runtime.dryrun.undo import Undo, gradients
 
 _CASTS = ("to", "half", "bfloat16", "float", "double", "type", "type_as", "cuda", "cpu", "clone")
-_SHOWING = ("tolist", "numpy", "__array__", "__repr__", "__format__")
 _LATE_CAPTURES = 3
 _MANY_ALIVE = 7
 _FEW_REPLAYS = 3
@@ -57,10 +52,7 @@ class Program:
         self._frames: dict[int, tuple[str, int]] = {}
         self._casts: set[int] = set()
         self.found: list[Finding] = []
-        self._stepping = Stepping(session, judge, self._keep)
-        self._sharing = Sharing(session, judge, self._keep)
-        self._handed = Handed(session, judge, self._lines, self._keep)
-        self._tails, self._late = Tails(session, judge, self._keep), Late(session, judge, self._keep)
+        self._onlookers = Onlookers(session, judge, self._lines, self._keep)
         self._reference = Reference(session, judge, self._lines, self._keep)
         session.observer = self
 
@@ -86,7 +78,7 @@ class Program:
 
         def about_to_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             if self._session.region is None:
-                self._stepping.steps(optimizer)
+                self._onlookers.stepping.steps(optimizer)
 
         handle = register_optimizer_step_pre_hook(about_to_step)
         try:
@@ -128,7 +120,7 @@ class Program:
             region.trace.cold = _cold(bound.roots)  # type: ignore[attr-defined]
             graph.gradients = gradients(bound.roots)  # type: ignore[attr-defined]
             graph.labels = hoststate.labels(bound.roots, self._session.roles.identity)  # type: ignore[attr-defined]
-        self._handed.opened(graph)
+        self._onlookers.opened(graph)
         self._graphs[id(region)] = graph
 
     def closed(self, region: Region) -> None:
@@ -143,11 +135,9 @@ class Program:
         if bound is not None:
             roots = bound.roots  # type: ignore[attr-defined]
             graph.watch = memory.Watch(self._session, region, roots)
-            graph.statics = statics(roots)
-            self._stepping.closed(roots)
             for storage, label in hoststate.labels(roots, self._session.roles.identity).items():
                 graph.labels.setdefault(storage, label)
-        self._sharing.closed(graph)
+        self._onlookers.closed(graph, bound.roots if bound is not None else {})  # type: ignore[attr-defined]
         self._count(region)
 
     def _count(self, region: Region) -> None:
@@ -186,13 +176,7 @@ class Program:
         if _autocast(func, args, session.call):
             self._casts |= writes
         self._early(reads - writes, func, site)
-        self._stepping.written(written, site)
-        self._handed.written(written, site)
-        self._late.made(func, made)
-        self._late.written(func, args, written, site)
-        self._tails.read(func, args, kwargs, given, result)
-        self._sharing.read([] if func.is_view else [t for t in given if identity(t) not in writes], site)
-        self._tails.written([tensor for tensor in written if session.roles.of(tensor) == "device"], site)
+        self._onlookers.operator(Use(func, args, kwargs, result, given, made, written, site))
         if any(session.roles.of(t) == "device" for t in (*given, *made)):
             session.streams.launch()
             self._conflicts(self._races.touch(reads, writes, site, func._schema.name))
@@ -206,19 +190,17 @@ class Program:
                     Related(launched.filename, launched.row, "replayed here"),
                 )
 
-    def used(self, name: str, found: Iterator[torch.Tensor]) -> None:
+    def used(self, name: str, given: Iterator[torch.Tensor]) -> None:
         """A torch function was called outside every region."""
-        given = list(found)
-        self._handed.used(name, iter(given))
-        if name.rsplit(".", 1)[-1] in _SHOWING and given:
-            self._tails.shown(given[0])
-            self._sharing.read(given[:1], self._session.site())
+        self._onlookers.used(name, list(given))
 
     def copied(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
-        """A tensor was brought to the device or to the host."""
-        self._tails.copied(tensor, copy)
-        self._sharing.read([tensor], self._session.site())
-        self._late.copied(tensor, copy)
+        """A tensor was brought to the device or to the host, outside every region."""
+        self._onlookers.copied(tensor, copy)
+
+    def records(self, site: Site) -> None:
+        """A compiled function records a graph of its own."""
+        self._onlookers.workspaces.records(site)
 
     def synchronized(self, stream: int | None) -> None:
         """The host has waited for a stream, or for all."""
@@ -276,9 +258,7 @@ class Program:
         graph.replays += 1
         site = self._session.site()
         self._session.streams.launch()
-        with self._session.silence(), torch._C.DisableTorchFunction():
-            for watcher in (self._stepping, self._handed, self._late, self._tails, self._sharing):
-                watcher.replaying(graph, site)
+        self._onlookers.replaying(graph, site)
         if graph.watch is not None:
             self._conflicts(
                 self._races.touch(
@@ -357,7 +337,7 @@ class Program:
 
     def made(self, region: Region, result: Any) -> None:
         """Outputs of operators in a region, to see later who keeps them."""
-        self._sharing.made(region, result)
+        self._onlookers.made(region, result)
         graph = self._graphs.get(id(region))
         if graph is not None:
             graph.outputs.extend(weakref.ref(tensor) for tensor in tensors(result))
@@ -372,7 +352,7 @@ class Program:
 
     def verdicts(self) -> list[Finding]:
         """All findings of the program: of its regions, of its replays."""
-        self._handed.settle()
+        self._onlookers.settle()
         found = [finding for region in self._session.regions for finding in self._judge.judge(region.trace)]
         found += self._judge.judge(self._session.setup)
         crashes = {(f.at.filename, f.at.row) for f in found}

@@ -70,7 +70,7 @@ def _difference(judge: Judge, captured: Trace, difference: Difference, effects: 
         return judge.finding(rule, what, f"takes a host value that replay keeps: {change}", site, difference.forward)
     if kind == "state-born":
         rule = "state-born-in-region" if optimizer else ADDRESS_RULES.get(difference.label[0], "region-cache")
-        site = (not optimizer and _assigned(captured, difference.label[1].rsplit(".", 1)[-1])) or site
+        site = (not optimizer and assigned(captured, difference.label[1].rsplit(".", 1)[-1])) or site
         return judge.finding(
             rule,
             difference.op,
@@ -150,7 +150,7 @@ def _decided_by_region(captured: Trace, site: Site, tested: set[str], effects: l
     """Whether the branch tests what the region itself sets: the first step goes another way than all later ones."""
     if tested & {effect.name for effect in effects} or any("swa_utils" in frame for frame in site.inside):
         return True
-    return any(_assigned(captured, name) for name in tested)
+    return any(assigned(captured, name) for name in tested)
 
 
 def line_site(place: tuple[str, int]) -> Site:
@@ -274,7 +274,7 @@ def _text(site: Site) -> str:
 
 def _effect(judge: Judge, captured: Trace, effect: Effect) -> Finding | None:
     """A host value that the step changes and replay will not; told at the line that changes it."""
-    site = _assigned(captured, effect.name) or _unscaled(captured, effect)
+    site = assigned(captured, effect.name) or _unscaled(captured, effect)
     if site is None:
         return None
     words = f"is changed by the step on the host ({effect.before} to {effect.after}); a replay runs no Python"
@@ -295,7 +295,7 @@ def _unscaled(captured: Trace, effect: Effect) -> Site | None:
     return next((op.site for op in captured.ops if op.name.endswith("non_finite_check_and_unscale_")), None)
 
 
-def _assigned(captured: Trace, name: str) -> Site | None:
+def assigned(captured: Trace, name: str) -> Site | None:
     """The executed line that assigns the attribute or name, or calls a method that changes it."""
     for place in dict.fromkeys(captured.lines):
         tree = sites.parsed(place[0])

@@ -99,7 +99,7 @@ class Tails:
         for output in aside.parted(now, other, graph.shown(self._session) - {number}):
             self._suspects[output] = (now[output], other[output], finding)
 
-    def read(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], result: Any) -> None:
+    def read(self, func: Any, args: Any, given: list[torch.Tensor], result: Any) -> None:
         """An operator outside every region reads; a copy is followed, anything else is told."""
         for tensor in given if self._suspects else ():
             suspect = self._suspects.get(self._session.roles.identity(tensor))
