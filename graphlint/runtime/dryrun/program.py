@@ -25,16 +25,15 @@ from graphlint.runtime.dryrun.captured import Captured
 from graphlint.runtime.dryrun.judge import Judge
 from graphlint.runtime.dryrun.modes import tensors
 from graphlint.runtime.dryrun.onlookers import Onlookers, Use
-from graphlint.runtime.dryrun.records import Op, Site
+from graphlint.runtime.dryrun.ordering import Ordering
+from graphlint.runtime.dryrun.recaptures import Recaptures
+from graphlint.runtime.dryrun.records import Site
 from graphlint.runtime.dryrun.reference import Reference
 from graphlint.runtime.dryrun.session import Region, Session
 from graphlint.runtime.dryrun.tape import Freed
 from graphlint.runtime.dryrun.undo import Undo, gradients
 
 _CASTS = ("to", "half", "bfloat16", "float", "double", "type", "type_as", "cuda", "cpu", "clone")
-_LATE_CAPTURES = 3
-_MANY_ALIVE = 7
-_FEW_REPLAYS = 3
 
 
 class Program:
@@ -44,14 +43,14 @@ class Program:
     def __init__(self, session: Session, judge: Judge) -> None:
         self._session, self._judge = session, judge
         self._graphs: dict[int, Captured] = {}
-        self._captures: dict[tuple[str, int], list[Any]] = {}
         self._origins: dict[int, Site] = {}
-        self._races = memory.Races(session)
         self._lines: list[tuple[str, int]] = []
         self._busy = False
         self._frames: dict[int, tuple[str, int]] = {}
         self._casts: set[int] = set()
         self.found: list[Finding] = []
+        self._ordering = Ordering(session, judge, self._keep)
+        self._recaptures = Recaptures(judge, self._keep)
         self._onlookers = Onlookers(session, judge, self._lines, self._keep)
         self._reference = Reference(session, judge, self._lines, self._keep)
         session.observer = self
@@ -138,27 +137,7 @@ class Program:
             for storage, label in hoststate.labels(roots, self._session.roles.identity).items():
                 graph.labels.setdefault(storage, label)
         self._onlookers.closed(graph, bound.roots if bound is not None else {})  # type: ignore[attr-defined]
-        self._count(region)
-
-    def _count(self, region: Region) -> None:
-        """Captures at one line: again and again, or ever more of them alive."""
-        owner = region.owner() if region.owner else None
-        if owner is None:
-            return
-        graphs = self._captures.setdefault(region.site.place, [])
-        begun = any(graph.replays for graph in self._graphs.values())
-        graphs.append((weakref.ref(owner), begun))
-        late = sum(after for _, after in graphs)
-        alive = sum(ref() is not None for ref, _ in graphs)
-        if late < _LATE_CAPTURES:
-            return
-        if alive >= _MANY_ALIVE:
-            words = f"keeps every graph that it captures: {alive} are alive, and captures go on between replays"
-            self._add("unbounded-graphs", "torch.cuda.graph", words, region.site)
-        replays = sum(g.replays for g in self._graphs.values() if g.region.site.place == region.site.place)
-        if alive <= 2 and replays <= _FEW_REPLAYS * len(graphs):
-            words = f"captures again and again between replays: {len(graphs)} captures so far"
-            self._add("capture-in-loop", "torch.cuda.graph", words, staleness.looped(region.site))
+        self._recaptures.closed(region, list(self._graphs.values()))
 
     def operator(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An operator outside every region: does it touch a graph's memory too early, or unordered?"""
@@ -175,20 +154,10 @@ class Program:
             self._origins.setdefault(storage, site)
         if _autocast(func, args, session.call):
             self._casts |= writes
-        self._early(reads - writes, func, site)
+        self._ordering.early(self._graphs.values(), reads - writes, func, site)
         self._onlookers.operator(Use(func, args, kwargs, result, given, made, written, site))
-        if any(session.roles.of(t) == "device" for t in (*given, *made)):
-            session.streams.launch()
-            self._conflicts(self._races.touch(reads, writes, site, func._schema.name))
-            if func._schema.name in ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero"):
-                self._races.synchronized(session.streams.current)
-        else:
-            for launched in self._races.host_writes(writes):
-                words = "is written by the host while a replay may still copy from it"
-                self._keep(
-                    self._judge.finding("early-host-write", "pinned memory", words, site),
-                    Related(launched.filename, launched.row, "replayed here"),
-                )
+        on_device = any(session.roles.of(t) == "device" for t in (*given, *made))
+        self._ordering.operator(func._schema.name, reads, writes, site, on_device)
 
     def used(self, name: str, given: Iterator[torch.Tensor]) -> None:
         """A torch function was called outside every region."""
@@ -204,51 +173,7 @@ class Program:
 
     def synchronized(self, stream: int | None) -> None:
         """The host has waited for a stream, or for all."""
-        self._races.synchronized(stream)
-
-    def _early(self, reads: set[int], func: Any, site: Site) -> None:
-        for graph in self._graphs.values():
-            if (
-                graph.replays == 0
-                and graph.watch is not None
-                and reads & graph.watch.outputs
-                and func._schema.name != "aten::detach"
-            ):
-                made = self._made_by_region(graph, reads & graph.watch.outputs, site)
-                if made is not None:
-                    words = "is kept by code that eager runs too, and holds nothing before a replay"
-                    self._add("region-cache", made.call or made.name, words, made.site)
-                elif graph.region.kind != "graphed-callable" and not func.is_view:
-                    self._add(
-                        "early-output-read",
-                        func._schema.name,
-                        "reads an output of the graph before any replay has filled it",
-                        site,
-                    )
-
-    @staticmethod
-    def _made_by_region(graph: Captured, storages: set[int], site: Site) -> Op | None:
-        """What made the memory, where the reader is the region's own code, run once more outside."""
-        trace = graph.region.trace
-        if site.place not in {op.site.place for op in trace.ops}:
-            return None
-        return next((trace.ops[graph.region.born[storage]] for storage in storages), None)
-
-    def _conflicts(self, found: list[tuple[str, Site, str, Site, str]]) -> None:
-        for _, before, was, now, what in found:
-            if was == "replay":
-                finding = self._judge.finding(
-                    "unordered-replay", what, "uses memory of a replay on another stream without waiting for it", before
-                )
-                self._keep(finding, Related(now.filename, now.row, "used here"))
-            elif what == "replay":
-                finding = self._judge.finding(
-                    "late-refill",
-                    was,
-                    "fills memory that the replay reads, on a stream that the replay does not wait for",
-                    before,
-                )
-                self._keep(finding, Related(now.filename, now.row, "replayed here"))
+        self._ordering.races.synchronized(stream)
 
     def replaying(self, owner: Any) -> None:
         """Before a replay: what was replaced, what is kept, and what eager would do now."""
@@ -260,11 +185,7 @@ class Program:
         self._session.streams.launch()
         self._onlookers.replaying(graph, site)
         if graph.watch is not None:
-            self._conflicts(
-                self._races.touch(
-                    set(graph.watch.inputs), set(graph.watch.outputs) | _tape_writes(graph.region), site, "replay"
-                )
-            )
+            self._ordering.replaying(graph, site)
             with torch._C.DisableTorchFunction():
                 graph.watch.look(self._lines[-1] if self._lines else site.place)
             self._replaced(graph, site)
@@ -394,8 +315,3 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
         if argument.alias_info is not None and argument.alias_info.is_write:
             found.extend(tensors((kwargs.get(argument.name, args[index] if index < len(args) else None),)))
     return found
-
-
-def _tape_writes(region: Region) -> set[int]:
-    """Outside memory that the region writes."""
-    return {storage for op in region.trace.ops if op.name.endswith("_") for storage in op.outputs}
