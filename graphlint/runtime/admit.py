@@ -19,10 +19,18 @@ from graphlint.runtime.backend import CaptureFailed, CaptureRequest, GraphBacken
 from graphlint.runtime.buckets import Unpad
 from graphlint.runtime.calls import Call
 from graphlint.runtime.compare import Tolerance
+from graphlint.runtime.discover import Slot
 from graphlint.runtime.errors import Where, error_of
 from graphlint.runtime.inputs import StaticInputs
 from graphlint.runtime.options import Options
-from graphlint.runtime.refusals import failure_of, refuse_lost_gradient, refuse_recurrence, refuse_watched
+from graphlint.runtime.refusals import (
+    failure_of,
+    refuse_exchange,
+    refuse_live_attributes,
+    refuse_lost_gradient,
+    refuse_recurrence,
+    refuse_watched,
+)
 from graphlint.runtime.replay import Captured
 from graphlint.runtime.report import GraphReport
 from graphlint.runtime.results import check_result
@@ -60,6 +68,7 @@ class Admission:
     changing: frozenset[str] = frozenset()
     host_changes: list[str] = field(default_factory=list)
     tree: Tree | None = None  # of the captured result
+    bound: list[tuple[Slot, torch.Tensor]] = field(default_factory=list)  # places that the graph fills anew
     ran: bool = False
     canonical: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # gradients of a sister graph
 
@@ -67,6 +76,11 @@ class Admission:
     def room(self) -> int:
         """Bytes that snapshots may count on."""
         return self.backend.free_bytes(self.state.device)
+
+    @property
+    def unwatched(self) -> frozenset[str]:
+        """Places that the call itself changes: on the host, or by binding another tensor."""
+        return self.changing | {slot.label for slot, _ in self.bound}
 
     def real_call(self) -> None:
         """Watches the call without a trace, then runs it once for the caller. What the call itself raises goes to
@@ -100,6 +114,8 @@ class Admission:
         self.after = self.state.snapshot(self.room)
         self.outputs, _, names = flatten(self.result)
         refuse_lost_gradient(self)
+        if self.options.mode == "autograd":
+            refuse_live_attributes(self)
         check_result(self.outputs, names, self._known(), self.where)
 
     def _find_hidden(self) -> None:
@@ -200,16 +216,16 @@ class Admission:
         leaves, tree, _ = flatten(outputs)
         del outputs
         leaves = [_same_or(leaf, static) for leaf in leaves]
-        grads = self._settle()
+        grads = self.settle()
         written = self.written_arguments()
         report = GraphReport(_describe(spec), graph.node_counts(), input_bytes=static.nbytes)
         report.copied = [spec.names[i] for i in static.copied]
-        watch = watch_of(self.state, self.options.watch, self.changing, self.entry == "some")
+        watch = watch_of(self.state, self.options.watch, self.unwatched, self.entry == "some")
         report.watched = watch.promise
         captured = Captured(
             spec, graph, static, leaves, tree, self.entry, grads, written, watch,
             list(self.state.found.modules.values()), report, self.options.outputs,
-            keep=self._outside(),
+            keep=self._outside(), bound=self.bound,
         )  # fmt: skip
         captured.unpad = self._unpad(leaves, size)
         captured.tolerance = self.tolerance
@@ -269,9 +285,9 @@ class Admission:
         """A generator made for `cuda` has no device index and means the current one."""
         return device.type == self.state.device.type and device.index in (None, self.state.device.index)
 
-    def _settle(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def settle(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Sets the world to S1, but keeps what the graph bound anew (gradients, attributes) bound to the graph's
-        memory.
+        memory. Gives the gradients that the graph writes; `bound` then tells the other places.
         """
         old = {slot.label: tensor for slot, tensor in self.after.bindings}
         moved = [
@@ -279,21 +295,28 @@ class Admission:
             if isinstance(new := slot.get(), torch.Tensor) and new is not old.get(slot.label)
         ]  # fmt: skip
         self.after.restore()
-        with torch.inference_mode(False), torch.no_grad():
-            for slot, new in moved:
-                was = old.get(slot.label)
-                if not isinstance(was, torch.Tensor) or was.shape != new.shape or slot.kind == "hyperparameter":
-                    continue
-                if slot.kind != "gradient":
-                    refuse_recurrence(self, slot.label)
-                bound = new.detach() if new.requires_grad and slot.kind != "parameter" else new
-                bound.copy_(was)
-                slot.set(bound)
+        self.bound = []
+        for slot, new in moved:
+            if slot.kind != "hyperparameter":
+                self._bind(slot, new, old.get(slot.label))
         if self.options.mode != "step":
             return []
         fresh = {id(new) for slot, new in moved if slot.kind == "gradient"}
         params = [p for _, p in self.state.found.parameters() if p.grad is not None]
         return [(p, p.grad) for p in params if p.grad is not None and (id(p.grad) in fresh or self.entry == "some")]
+
+    def _bind(self, slot: Slot, new: torch.Tensor, was: Any) -> None:
+        """Has one place hold the tensor that the graph writes, with the value it has at S1."""
+        if slot.kind != "gradient":
+            refuse_recurrence(self, slot.label)
+            refuse_exchange(self, slot.label, new)
+        bound = new.detach() if new.requires_grad and slot.kind != "parameter" else new
+        if isinstance(was, torch.Tensor) and was.shape == new.shape:
+            with torch.inference_mode(False), torch.no_grad():
+                bound.copy_(was)
+            slot.set(bound)
+        if slot.kind in ("tensor", "buffer"):
+            self.bound.append((slot, bound))
 
     def _outside(self) -> list[torch.Tensor]:
         """Tensors outside the call that the graph reads: held, so that their memory is not given to others."""

@@ -15,9 +15,9 @@ from graphlint.runtime.discover import Slot
 Born = list[tuple[Slot, torch.Tensor]]
 
 
-def withdraw(admission: Admission) -> Born:
+def withdraw(admission: Admission, filled: set[str]) -> Born:
     """Sets the world back to before the call; what the call bound anew stays bound to the graph's memory. Gives the
-    places that were empty before, with the tensor that the graph knows there.
+    places that were empty before, with the tensor that the graph knows there, but for those that replays fill.
     """
     bound = [(slot, tensor) for slot in admission.state.slots() if isinstance(tensor := slot.get(), torch.Tensor)]
     admission.undo()
@@ -25,7 +25,7 @@ def withdraw(admission: Admission) -> Born:
     born: Born = []
     for slot, tensor in bound:
         was = before.get(slot.label)
-        if was is tensor or slot.kind == "gradient":  # gradients are bound again by each replay
+        if was is tensor or slot.kind == "gradient" or slot.label in filled:  # bound again by each replay
             continue
         if slot.kind == "hyperparameter":
             slot.set(tensor)

@@ -16,6 +16,7 @@ import torch
 
 from graphlint.runtime.backend import Graph, GraphBackend
 from graphlint.runtime.buckets import Unpad
+from graphlint.runtime.discover import Slot
 from graphlint.runtime.errors import TwoForwardsError
 from graphlint.runtime.hotpath import (
     MISS,
@@ -29,7 +30,7 @@ from graphlint.runtime.hotpath import (
     write_watch,
 )
 from graphlint.runtime.inputs import StaticInputs
-from graphlint.runtime.replay import Shared
+from graphlint.runtime.replay import Shared, bind
 from graphlint.runtime.report import GraphReport
 from graphlint.runtime.spec import Spec, TensorSpec, Tree, unflatten
 from graphlint.runtime.watch import Watch
@@ -66,6 +67,7 @@ class AutogradCaptured:
     device: torch.device
     written: list[int] = field(default_factory=list)  # arguments that the forward changes in place
     unpad: Unpad = field(default_factory=Unpad)
+    bound: list[tuple[Slot, torch.Tensor]] = field(default_factory=list)  # attributes that the forward binds anew
     entry: str = "any"
     shadows: int = 0
     user_key: Any = None
@@ -126,6 +128,7 @@ class AutogradCaptured:
         self.spent = False
         if self.static.plan is not None:
             self.length = self.static.plan.length(leaves)
+        bind(self.bound)
         with torch.no_grad():
             for i in self.written:
                 leaves[i].copy_(self.static.leaves[i])
@@ -180,6 +183,7 @@ class AutogradCaptured:
             self.backward.reset()
         for held in (self.outputs, self.grad_outputs, self.grad_inputs, self.grad_params, self.grad_hooked, self.keep):
             held.clear()
+        self.bound.clear()
         self.flat.clear()
 
 

@@ -52,13 +52,13 @@ def capture_autograd(admission: Admission, size: int, pool: Any, shared: Shared)
             forward.reset()
             raise failure_of(admission, failed) from failed.first
         parts.take(*grads)
-    admission.after.restore()
+    admission.settle()
     outputs = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     if not live:
         live = [i for i, out in enumerate(outputs) if isinstance(out, torch.Tensor)]
     report = GraphReport(_describe(spec), forward.node_counts(), input_bytes=static.nbytes)
     report.copied = [spec.names[i] for i in static.copied]
-    watch = watch_of(admission.state, admission.options.watch, admission.changing, False)
+    watch = watch_of(admission.state, admission.options.watch, admission.unwatched, False)
     report.watched = watch.promise
     mode = admission.options.outputs
     unpad = admission._unpad(outputs, size)
@@ -66,7 +66,7 @@ def capture_autograd(admission: Admission, size: int, pool: Any, shared: Shared)
         spec, forward, backward, static, outputs, tree, live, parts.grad_outputs, parts.wanted, parts.grad_inputs,
         parts.params, parts.grad_params, parts.flat, parts.hooked, parts.grad_hooked, watch,
         list(admission.state.found.modules.values()), report, shared, "alias" if mode == "alias" else "clone",
-        admission._outside(), admission.state.device, admission.written_arguments(), unpad,
+        admission._outside(), admission.state.device, admission.written_arguments(), unpad, admission.bound,
     )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ class Reader:
         kind = self.backend.device_type
         devices = {leaf.device for leaf in call.leaves if isinstance(leaf, torch.Tensor)}
         devices |= {param.device for _, param in found.parameters()}
-        loose = [t for slot in found.loose if isinstance(t := slot.get(), torch.Tensor)]
+        loose = [t for slot in found.loose() if isinstance(t := slot.get(), torch.Tensor)]
         devices |= {t.device for t in loose if t.device.type == kind}
         if not devices:
             return self.backend.current_device()

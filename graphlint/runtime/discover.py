@@ -58,7 +58,7 @@ class Found:
     scalers: dict[str, Any] = field(default_factory=dict)
     schedulers: dict[str, Any] = field(default_factory=dict)
     generators: list[torch.Generator] = field(default_factory=list)
-    loose: list[Slot] = field(default_factory=list)
+    names: list[Slot] = field(default_factory=list)  # variables of closures and globals that hold a tensor or nothing
     plain: list[Plain] = field(default_factory=list)
     iterators: list[Plain] = field(default_factory=list)
     hidden: list[torch.Tensor] = field(default_factory=list)  # leaves that only a watched call showed
@@ -91,11 +91,27 @@ class Found:
                     if id(param) not in seen:
                         seen.add(id(param))
                         yield f"{path}.param_groups[{g}]['params'][{p}]", param
-        others = [(slot.label, slot.get()) for slot in self.loose]
+        others = [(slot.label, slot.get()) for slot in self.loose()]
         for label, tensor in [*others, *((f"tensor #{i}", t) for i, t in enumerate(self.hidden))]:
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad and tensor.is_leaf and id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield label, tensor
+
+    def loose(self) -> Iterator[Slot]:
+        """Tensors outside of modules and optimizers as they are now: variables, attributes and elements come and go."""
+        yield from self.names
+        for label, owner in self.objects.items():
+            for name, value in list(owner.__dict__.items()):
+                if isinstance(value, torch.Tensor):
+                    place = owner.__dict__
+                    yield Slot(f"{label}.{name}", "tensor", _getter(place, name), _setter(place, name))
+        for label, container in self.containers.items():
+            if isinstance(container, set) or len(container) > _WIDTH:
+                continue
+            pairs = container.items() if isinstance(container, dict) else enumerate(container)
+            for key, value in list(pairs):
+                if isinstance(value, torch.Tensor):
+                    yield Slot(f"{label}[{key!r}]", "tensor", _getter(container, key), _setter(container, key))
 
     def owners(self) -> Iterator[tuple[str, Any]]:
         """The objects whose `__dict__` a call may change."""
@@ -197,10 +213,12 @@ def _visit(found: Found, value: Any, label: str, slot: Slot | None, depth: int, 
     if isinstance(value, PLAIN):
         if plain is not None and value is not None:
             found.plain.append(plain)
+        if value is None and slot is not None:
+            found.names.append(slot)  # a tensor may come
         return
     if isinstance(value, torch.Tensor):
         if slot is not None:
-            found.loose.append(slot)
+            found.names.append(slot)
         return
     if id(value) in found._seen or depth > _DEPTH:
         return
@@ -250,11 +268,8 @@ def _container(found: Found, value: Any, label: str, depth: int) -> None:
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in pairs:
         name = f"{label}[{key!r}]"
-        slot = (
-            None if isinstance(value, (tuple, set)) else Slot(name, "tensor", _getter(value, key), _setter(value, key))
-        )
         look = value.get if isinstance(value, dict) else functools.partial(_at, value)
-        _visit(found, item, name, slot, depth + 1, Plain(name, look, key))
+        _visit(found, item, name, None, depth + 1, Plain(name, look, key))
 
 
 def _object(found: Found, value: Any, label: str, depth: int) -> None:
@@ -264,10 +279,8 @@ def _object(found: Found, value: Any, label: str, depth: int) -> None:
         return
     found.objects[_free(found.objects, label)] = value
     for name, item in list(attributes.items()):
-        slot = Slot(f"{label}.{name}", "tensor", _getter(attributes, name), _setter(attributes, name))
-        _visit(
-            found, item, f"{label}.{name}", slot, depth + 1, Plain(f"{label}.{name}", attributes.get, name, slot.set)
-        )
+        plain = Plain(f"{label}.{name}", attributes.get, name, _setter(attributes, name))
+        _visit(found, item, f"{label}.{name}", None, depth + 1, plain)
 
 
 def module_plain(path: str, module: torch.nn.Module) -> Iterator[Plain]:

@@ -82,6 +82,35 @@ def refuse_recurrence(admission: Admission, label: str) -> None:
         )
 
 
+def refuse_exchange(admission: Admission, label: str, new: torch.Tensor) -> None:
+    """A place that the call has hold another tensor that was there before: a replay leaves it as it is."""
+    address = new.untyped_storage().data_ptr()
+    there = [tensor for _, tensor in admission.after.bindings if isinstance(tensor, torch.Tensor)]
+    if any(t.untyped_storage().data_ptr() == address for t in (*there, *admission.watched.reads)):
+        raise error_of("replaced-buffer")(
+            f"the call has `{label}` hold another tensor that exists outside of it; a replay does not",
+            rule="replaced-buffer",
+            stage="capture",
+            where=admission.where,
+            cure="Copy the values (`copy_`) where the call exchanges names, or exchange them outside.",
+        )
+
+
+def refuse_live_attributes(admission: Admission) -> None:
+    """In mode "autograd", an attribute that the forward leaves behind with its autograd graph: a replay's has none."""
+    known = {slot.label: tensor for slot, tensor in admission.before.bindings}
+    for slot in admission.state.slots():
+        new = slot.get()
+        if isinstance(new, torch.Tensor) and new.grad_fn is not None and new is not known.get(slot.label):
+            raise SignatureError(
+                f"the call leaves `{slot.label}` behind, which requires grad; after a replay it would not",
+                rule="live-autograd-output",
+                stage="warmup",
+                where=admission.where,
+                cure="Return it as a further result, or store `.detach()`.",
+            )
+
+
 def failure_of(admission: Admission, failed: CaptureFailed) -> BaseException:
     """A failed capture as an error about the user's line; an interrupt stays what it is."""
     if not isinstance(failed.first, Exception):

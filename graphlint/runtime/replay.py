@@ -14,6 +14,7 @@ import torch
 from graphlint.runtime.backend import Copies, Graph, GraphBackend
 from graphlint.runtime.buckets import Unpad
 from graphlint.runtime.compare import Tolerance
+from graphlint.runtime.discover import Slot
 from graphlint.runtime.hotpath import (
     Source,
     holders,
@@ -92,6 +93,7 @@ class Captured:
     outputs_mode: str | int = "alias"
     unpad: Unpad = field(default_factory=Unpad)
     keep: list[Any] = field(default_factory=list)
+    bound: list[tuple[Slot, torch.Tensor]] = field(default_factory=list)  # attributes that the call binds anew
     lending: Lending | None = None
     tolerance: Tolerance = field(default_factory=lambda: Tolerance(exact=True))
     shadows: int = 0
@@ -126,6 +128,7 @@ class Captured:
         self.replays[0] += 1
         if self.grads and self.grads[0][0].grad is not self.grads[0][1]:
             self.bind_grads()
+        bind(self.bound)
         if self.written:
             self.write_back(leaves)
 
@@ -238,7 +241,15 @@ class Captured:
         self.ring.clear()
         self._last = []
         self.keep.clear()
+        self.bound.clear()
         self.grads.clear()
+
+
+def bind(bound: list[tuple[Slot, torch.Tensor]]) -> None:
+    """Has each place hold the graph's tensor, as the call would have bound a new one."""
+    for slot, tensor in bound:
+        if slot.get() is not tensor:
+            slot.set(tensor)
 
 
 def build_hot(
@@ -539,6 +550,9 @@ def _write_after(out: Source, captured: Captured, names: list[str]) -> None:
         out.constants.update(bind_grads=captured.bind_grads)
         out.constants["probe"], out.constants["grad0"] = captured.grads[0]
         out.add("if probe.grad is not grad0: bind_grads()")
+    if captured.bound:
+        out.constants.update(bind=bind, bound=captured.bound)
+        out.add("bind(bound)")
     if captured.written:
         out.constants["write_back"] = captured.write_back
         out.add(f"write_back([{', '.join(names)}])")

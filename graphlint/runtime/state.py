@@ -57,7 +57,7 @@ class State:
         """
         for path, module in self.found.submodules():
             yield from module_tensors(path, module)
-        yield from self.found.loose
+        yield from self.found.loose()
         for label, param in self.found.parameters():
             yield Slot(f"{label}.grad", "gradient", _grad_getter(param), _grad_setter(param))
         names = {id(param): label for label, param in self.found.parameters()}
