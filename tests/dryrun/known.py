@@ -1,7 +1,6 @@
 """Fixtures that the dry run does not judge rightly, with the reason; and those that no CPU-only machine can run."""
 
 KNOWN: dict[str, str] = {
-    "crash_padded_encoder": "the encoder's fast path does not run under a function mode",
     "silent_probe_after_eager": "an eager call between replays rebinds what the graph left on a module",
     "silent_workspace_cleared": "workspaces of cuBLAS are not played",
 }

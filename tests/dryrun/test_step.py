@@ -324,3 +324,22 @@ def test_json_has_the_linters_keys() -> None:
     (finding,) = data["findings"]
     assert finding["code"] == "CG101" and finding["location"]["row"] > 0
     assert any(name.endswith("test_step.py") for name in data["executed"])
+
+
+@pytest.mark.parametrize(
+    ("read", "kept"),
+    [
+        (lambda x, v: x.masked_fill(x > 0, v), lambda x, v: x.masked_fill(x > 0, 2.0)),
+        (lambda x, v: x.masked_fill_(x > 0, v), lambda x, v: torch.where(x > 0, v, x)),
+        (lambda x, v: x.index_fill(0, torch.zeros(1, dtype=torch.long, device="cuda"), v), lambda x, v: x.fill_(v)),
+        (lambda x, v: torch.linspace(0, v, 5, device="cuda"), lambda x, v: torch.linspace(0, 1, 5, device="cuda")),
+        (lambda x, v: torch.logspace(v, v, 5, device="cuda"), lambda x, v: torch.logspace(0, 1, 5, device="cuda")),
+        (lambda x, v: torch.full((3,), v, device="cuda"), lambda x, v: torch.full((3,), 2.0, device="cuda")),
+    ],
+)
+def test_a_value_on_the_device_where_an_operator_wants_a_number(
+    read: Callable[..., Any], kept: Callable[..., Any]
+) -> None:
+    value = torch.tensor(2.0)
+    assert rules(dry_run(read, x(), value, runs=1)) == ["host-sync"]
+    assert rules(dry_run(kept, x(), value, runs=1)) == []

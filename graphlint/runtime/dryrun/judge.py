@@ -99,6 +99,8 @@ EVENTS: dict[str, EventFact] = {
     "cpu-collective": EventFact("cpu-collective", "runs over a backend that works on the host"),
 }
 
+_FILLS = (("masked_fill", "Tensor"), ("index_fill", "int_Tensor"))
+
 #: operators that are harmful in one form alone, which a page can't say: the conditions below tell the form
 FORMS: dict[str, tuple[str, str]] = {
     "aten::index": ("dynamic-shape", "selects by a mask, so the host must read how many elements are true"),
@@ -109,7 +111,22 @@ FORMS: dict[str, tuple[str, str]] = {
     ),
     "aten::histc": ("dynamic-shape", "reads the smallest and the largest value on the host"),
     "aten::repeat_interleave": ("dynamic-shape", "reads the sum of the repeats on the host to size its result"),
+    **dict.fromkeys(
+        (f"aten::{name}{inplace}.{overload}" for name, overload in _FILLS for inplace in ("", "_")),
+        ("host-sync", "reads the fill value on the host"),
+    ),
+    **dict.fromkeys(
+        (f"aten::{name}.Tensor_{end}" for name in ("linspace", "logspace") for end in ("Tensor", "Scalar")),
+        ("host-sync", "reads its ends on the host"),
+    ),
+    "aten::linspace.Scalar_Tensor": ("host-sync", "reads its ends on the host"),
+    "aten::logspace.Scalar_Tensor": ("host-sync", "reads its ends on the host"),
     "aten::segment_reduce": ("hidden-check", "checks the lengths on the host"),
+    "aten::_nested_tensor_from_mask": ("hidden-check", "reads the lengths on the host to pack the padding away"),
+    "aten::_nested_tensor_from_mask_left_aligned": (
+        "hidden-check",
+        "reads on the host whether the padding is at the end",
+    ),
 }
 
 #: calls inside which a CPU reads values that a device does not
@@ -136,6 +153,11 @@ def _masked_put(op: Op) -> bool:
     return _masks(op) and op.operands[-1].role == "device"
 
 
+def _filled_from_device(op: Op) -> bool:
+    """A fill value that lives on the device is read; a number of the host is not."""
+    return op.operands[-1].role == "device"
+
+
 def _scalar(op: Op, name: str) -> object:
     return dict(op.scalars).get(name)
 
@@ -156,6 +178,7 @@ _CONDITIONS: dict[str, Callable[[Op], bool]] = {
     "aten::_index_put_impl_": _masked_put,
     "aten::repeat_interleave": lambda op: not any(x == "output_size" and y is not None for x, y in op.scalars),
     "aten::histc": _open_histogram,
+    **{f"aten::{name}{inplace}": _filled_from_device for name, _ in _FILLS for inplace in ("", "_")},
     "aten::normal": lambda op: op.overload in ("Tensor_Tensor", "float_Tensor"),
 }
 
@@ -217,8 +240,9 @@ class Judge:
         fact = self._book.ops.get(f"{op.name}.{op.overload}") or self._book.ops.get(op.name)
         if fact is not None:
             return fact.rule, fact.why
-        if op.name in FORMS:
-            return FORMS[op.name]
+        form = FORMS.get(f"{op.name}.{op.overload}") or FORMS.get(op.name)
+        if form is not None:
+            return form
         if "cudagraph_unsafe" in op.tags:
             return "host-sync", "is marked `cudagraph_unsafe` by whoever registered it"
         if "dynamic_output_shape" in op.tags and op.name not in ("aten::index", "aten::repeat_interleave"):
@@ -326,4 +350,4 @@ def _spoken(call: str) -> str:
     """A call as a user would say it."""
     if call in _SPOKEN:
         return _SPOKEN[call]
-    return call.replace("torch.Tensor.", "Tensor.") if call.startswith("torch.Tensor.") else call
+    return call.replace("torch.Tensor.", "Tensor.").replace("torch._VariableFunctionsClass.", "torch.")
