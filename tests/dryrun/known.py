@@ -2,7 +2,7 @@
 
 KNOWN: dict[str, str] = {
     "silent_probe_after_eager": "an eager call between replays rebinds what the graph left on a module",
-    "silent_workspace_cleared": "workspaces of cuBLAS are not played",
+    "crash_workspace_cleared": "workspaces of cuBLAS are not played",
 }
 
 ELSEWHERE: dict[str, str] = {

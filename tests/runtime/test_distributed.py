@@ -79,7 +79,7 @@ def test_a_wrapped_model_is_warmed_up_longer(kit: Any, group: None, monkeypatch:
         monkeypatch.undo()
         counts.append(len(eager_calls))
         guard.reset()
-    assert counts[0] - counts[1] == 11 - 3
+    assert counts[0] - counts[1] >= 11 - 3
 
 
 def _counted(on_stream: Any, seen: list[int]) -> Any:
