@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from graphlint.findings import Finding
+from graphlint.findings import Finding, Place
 from graphlint.runtime.errors import CaptureError, error_of
 
 # what the text of an error can't tell apart, or only by the look of the line
@@ -59,8 +59,9 @@ def explained(
     best = next((f for f in here if f.name == error.rule), here[0] if here else None)
     told = error
     if best is not None and error.rule in _VAGUE:
+        inside = "" if _same(best.at.filename, best.at.row, best.at.end_row, error) else f", in {_short(best.at)}"
         told = error_of(best.name)(
-            best.message,
+            best.message + inside,
             rule=best.name,
             stage=error.stage,
             where=error.where,
@@ -99,6 +100,17 @@ def _crashes(
 
 
 def _at(finding: Finding, error: CaptureError) -> bool:
-    """Whether a finding is about the line of the error."""
-    same = Path(finding.at.filename).resolve() == Path(error.filename).resolve() if error.filename else False
-    return same and finding.at.row <= error.lineno <= (finding.at.end_row or finding.at.row)
+    """Whether a finding is about the line of the error: it lies there, or in a library that the line leads to."""
+    at = finding.at
+    places = [(at.filename, at.row, at.end_row), *((s.filename, s.row, s.row) for s in finding.trace)]
+    return any(_same(*place, error) for place in places)
+
+
+def _same(filename: str, row: int, end_row: int, error: CaptureError) -> bool:
+    same = Path(filename).resolve() == Path(error.filename).resolve() if error.filename else False
+    return same and row <= error.lineno <= (end_row or row)
+
+
+def _short(at: Place) -> str:
+    """A place in a library: the last two parts of its path, and the row."""
+    return f"{'/'.join(Path(at.filename).parts[-2:])}:{at.row}"

@@ -4,7 +4,9 @@ trace of the extra run.
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +99,19 @@ def test_the_extra_run_leaves_no_trace(kit: Any, choice: str) -> None:
         assert torch.equal(out, twin.step(y)) and torch.equal(x, y)
     for a, b in zip(mine.world(), twin.world(), strict=True):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def test_a_fault_in_a_library_is_told_at_the_users_line(kit: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "site-packages" / "maskedlib"
+    folder.mkdir(parents=True)
+    (folder / "loops.py").write_text("def kept(x):\n    y = x * 2\n    return y[y > 0]\n", encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("maskedlib_loops", folder / "loops.py")
+    assert spec is not None and spec.loader is not None
+    loops = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loops)
+    error = caught(kit, lambda x: loops.kept(x).sum(), kit.randn(6).abs())  # the user's line
+    assert error.rule == "dynamic-shape" and error.source_line.endswith("# the user's line")
+    assert "in maskedlib/loops.py:3" in error.reason and error.others == ()
 
 
 def test_a_capture_ahead_is_explained_too(kit: Any) -> None:
