@@ -13,9 +13,10 @@ from graphlint.runtime import autograd
 from graphlint.runtime.admit import Admission
 from graphlint.runtime.autograd import AutogradCaptured
 from graphlint.runtime.backend import GraphBackend
+from graphlint.runtime.fastpath import build_hot
 from graphlint.runtime.hotpath import MISS
 from graphlint.runtime.options import Options
-from graphlint.runtime.replay import Captured, Shared, build_hot
+from graphlint.runtime.replay import Captured, Shared
 from graphlint.runtime.watch import Fact
 
 HOT_GRAPHS = 4

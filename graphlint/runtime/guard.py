@@ -8,7 +8,7 @@ numbers, and nothing says whether the result is right.
 
 The hard part is that a capture runs the user's code without running it. So the first call is the caller's real one,
 eager and counted once; everything else the guard does around it is undone, bytes and generators included (`admit.py`).
-After that a call is one generated function: a check, a grouped copy, a launch (`hotpath.py`).
+After that a call is one generated function: a check, a grouped copy, a launch (`fastpath.py`).
 """
 
 from __future__ import annotations
