@@ -1,4 +1,6 @@
-"""The drawing of the house holds: imports go one way, and the two halves meet in the rulebook only."""
+"""The drawing of the house holds: imports go one way, and the two halves meet in the shared rooms only: what is found,
+the rulebook, source text, and the writers of reports.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ def test_imports_go_one_way(path: Path) -> None:
 
 
 def test_the_test_can_fail() -> None:
-    path = PACKAGE / "report" / "text.py"
+    path = PACKAGE / "flow" / "text.py"
     seen = [
         room_of(module)
         for module, _ in imports(
@@ -92,5 +94,5 @@ def test_the_test_can_fail() -> None:
         )
     ]
     assert seen == ["pipeline", "cli", "flow"]
-    assert wrong("report", "pipeline") and wrong("flow", "runtime") and wrong("runtime", "flow")
+    assert wrong("report", "pipeline") and wrong("report", "runtime") and wrong("flow", "runtime") and wrong("runtime", "flow")
     assert not wrong("pipeline", "report") and not wrong("flow", "rulebook") and not wrong("runtime", "rulebook")
