@@ -190,7 +190,7 @@ def test_a_fault_in_the_middle_costs_only_what_comes_after(tmp_path: Path) -> No
 def test_numbers_and_letters_that_are_none_in_json(tmp_path: Path) -> None:
     odd = KERNEL | {"args": KERNEL["args"] | {"occupancy": float("nan"), "rate": float("-inf")}}
     path = tmp_path / "trace.json"
-    path.write_bytes(json.dumps({"traceEvents": [odd]}).encode().replace(b"gemm", b"ge\xffmm"))
+    path.write_bytes(json.dumps({"traceEvents": [odd]}).encode().replace(b"gemm", b"ge\xff\\ud800mm"))
     timeline = read(path)
     assert timeline.device[0].correlation == 9 and not timeline.notes
 

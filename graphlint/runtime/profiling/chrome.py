@@ -99,7 +99,8 @@ def _timeline(file: _File, path: Path, notes: list[str]) -> Timeline:
 
 
 def _card(file: _File) -> str:
-    return next((d["name"] for d in file.devices or () if isinstance(d, dict) and isinstance(d.get("name"), str)), "")
+    devices = file.devices if isinstance(file.devices, list) else []
+    return next((_text(d["name"]) for d in devices if isinstance(d, dict) and "name" in d), "")
 
 
 def _integer(value: Any) -> int | None:

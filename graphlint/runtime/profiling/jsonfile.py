@@ -15,6 +15,7 @@ _T = TypeVar("_T")
 _CHUNK = 1 << 24
 _TRIES = 12  # texts that are tried, the first as it stands
 _NO_NUMBER = re.compile(rb"(?<=[:,\[\s])-?(?:NaN|nan|Infinity|Inf|inf)(?=\s*[,}\]])")
+_HALF_LETTER = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _WHAT = "give a trace written by prof.export_chrome_trace() or a SQLite export of Nsight Systems"
 _CUT = "the file is cut short or damaged: what comes after its last whole event is missing"
 _PLACE = re.compile(r"\(byte (\d+)\)")  # where the decoder met the fault
@@ -93,7 +94,8 @@ def _mended(body: bytes, tried: bytes, error: Exception, attempt: int) -> tuple[
     in front of the fault.
     """
     if attempt == 0:
-        return _NO_NUMBER.sub(b"null", body).decode("utf-8", "replace").encode(), []
+        letters = _HALF_LETTER.sub(rb"\\ufffd", body).decode("utf-8", "replace").encode()
+        return _NO_NUMBER.sub(b"null", letters), []
     if attempt == 1 and body[:1] == b"[" and not body.endswith(b"]"):
         return tried.rstrip(b", \n") + b"]", []  # the format lets a list end without its bracket
     fault = _PLACE.search(str(error))
