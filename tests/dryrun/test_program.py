@@ -168,3 +168,45 @@ def test_a_compiled_function_that_writes_an_argument(tmp_path: Path) -> None:
     assert told(run(tmp_path, program.format(write="q.neg()", mark=""))) == []
     static = "torch._dynamo.mark_static_address(out)"
     assert told(run(tmp_path, program.format(write="out.copy_(q)", mark=static))) == []
+
+
+THREAD = """
+    import threading
+    go, done = threading.Event(), threading.Event()
+
+    def work():
+        go.wait(20)
+        try:
+            {work}
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph{mode}):
+        y = runner.x * 2
+        go.set()
+        done.wait(20)
+        y = y + 1
+    graph.replay()
+    print(y.mean().item())
+    """
+
+
+@pytest.mark.parametrize(
+    ("work", "mode", "disturbs"),
+    [
+        ("torch.empty(4, pin_memory=True)", "", True),
+        ("torch.ones(4).to('cuda')", "", True),
+        ("torch.cuda.synchronize()", "", True),
+        ("torch.cuda.synchronize()", ", capture_error_mode='thread_local'", True),
+        ("torch.ones(4).to('cuda')", ", capture_error_mode='thread_local'", False),
+        ("torch.ones(4).mul(3)", "", False),
+    ],
+)
+def test_a_thread_that_runs_beside_a_capture(tmp_path: Path, work: str, mode: str, disturbs: bool) -> None:
+    report = run(tmp_path, THREAD.format(work=work, mode=mode))
+    assert (report.error, report.output) == ("", "3.0\n")  # the thread's operators are no part of the graph
+    line = f"with torch.cuda.graph(graph{mode}):"
+    assert told(report) == ([("thread-in-capture", line)] if disturbs else [])

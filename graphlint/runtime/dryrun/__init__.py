@@ -4,11 +4,12 @@
     judge  report                      records -> findings -> text and JSON; no torch
     roles  tape  undo  session         the state of one run
     modes  moves  patches  standins    thin adapters to torch: what is seen, what is played
-    compiled  collectives
+    compiled  collectives  threads
     hoststate  memory  body  callers   what a replay would get wrong
     lines  captured  reference  aside
     handed  tails  late  stepping
-    pools  sharing
+    pools  sharing  strays  workspaces
+    ordering  recaptures  onlookers
     staleness
     run  program  script  emulate      the ways in
 

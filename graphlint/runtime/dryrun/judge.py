@@ -61,7 +61,7 @@ EVENTS: dict[str, EventFact] = {
     "outside-event": EventFact("outside-event", "waits for an event that was recorded outside the capture"),
     "nested-capture": EventFact("nested-capture", "opens a capture inside a capture"),
     "thread": EventFact(
-        "thread-in-capture", "calls the device from another thread while the region is open in global mode"
+        "thread-in-capture", "uses the device on another thread{detail} while the region is open in global mode"
     ),
     "first-compiled-call": EventFact(
         "first-compiled-call", "is called for the first time inside the region, so it compiles there"

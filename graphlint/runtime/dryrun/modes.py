@@ -41,7 +41,7 @@ class CallMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if name.endswith(".__get__"):
             return moves.get(session, name, func, args)
-        if session.observer is not None and session.region is None and not session.quiet:
+        if session.observer is not None and session.region is None and not session.quiet and not session.elsewhere:
             session.observer.used(name, tensors((args, kwargs)))
         session.calls.append(Call(name, moves.factory_role(session, name, args, kwargs)))
         try:
@@ -74,6 +74,8 @@ class OpMode(TorchDispatchMode):
         session = self._session
         if isinstance(func, torch._ops.HigherOrderOperator):
             return moves.higher_order(session, func, args, kwargs)
+        if session.elsewhere:
+            return self._elsewhere(func, args, kwargs)
         if session.overwritten:
             _stale(session, func, args, kwargs)
         if session.arguments and func._schema.is_mutable:
@@ -99,6 +101,18 @@ class OpMode(TorchDispatchMode):
             self._record(func, before, args, kwargs, result)
         elif session.observer is not None and session.region is None and not session.quiet:
             session.observer.operator(func, args, kwargs, result)
+        return result
+
+    def _elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operator on a thread that does not capture: it allocates, or it reads."""
+        session = self._session
+        result = func(*args, **kwargs)
+        self._place(func, args, kwargs, result)
+        given = {session.roles.identity(tensor) for tensor in tensors((args, kwargs))}
+        fresh = [tensor for tensor in tensors(result) if session.roles.identity(tensor) not in given]
+        reads = func._schema.name == "aten::_local_scalar_dense" and session.roles.of(args[0]) == "device"
+        if reads or any(session.roles.of(tensor) == "device" for tensor in fresh):
+            session.event("thread", session.call or func._schema.name)
         return result
 
     def _place(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:

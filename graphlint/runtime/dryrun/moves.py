@@ -124,7 +124,7 @@ def _move(session: Session, name: str, tensor: torch.Tensor, to_device: bool, no
     with session.silence():
         moved = tensor.clone()
     session.roles.mark(moved, "device" if to_device else "host")
-    if session.observer is not None and session.region is None:
+    if session.observer is not None and session.region is None and not session.elsewhere:
         session.observer.copied(tensor, moved)
     if session.region is not None:
         session.region.born.setdefault(session.roles.identity(moved), len(session.trace.ops))

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from graphlint.runtime.dryrun import collectives, compiled, moves
 from graphlint.runtime.dryrun.session import Session
 from graphlint.runtime.dryrun.standins import GraphContext, Played, pool_handle, set_stream, stream_context
+from graphlint.runtime.dryrun.threads import watched_start
 from graphlint.runtime.dryrun.watchers import capturing, noted, watch_device
 
 _MISSING = object()
@@ -216,6 +218,7 @@ def _play_device(session: Session, patches: Patches) -> None:
 
 def _play_rest(session: Session, patches: Patches) -> None:
     """Doors outside `torch.cuda`: generators, autocast, optimizers, compile, distributed."""
+    patches.put(threading.Thread, "start", watched_start(session, threading.Thread.start))
     patches.put(torch, "Generator", _generator(session))
     patches.put(torch.nn.Module, "cuda", lambda self, device=None: self.to("cuda"))
     patches.put(torch.amp.autocast_mode.autocast, "__init__", _autocast(torch.amp.autocast_mode.autocast.__init__))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from graphlint.runtime.dryrun import sites
+from graphlint.runtime.dryrun import sites, threads
 from graphlint.runtime.dryrun.records import Copy, Event, Op, Role, Site, Trace
 from graphlint.runtime.dryrun.roles import DeviceRoles, RememberedRoles, Roles
 from graphlint.runtime.dryrun.streams import Streams
@@ -45,6 +45,17 @@ class Call:
         self.name, self.role = name, role
 
 
+class Work:
+    """What one thread is doing: the torch functions that it is inside of, its stream, whether its records are wanted
+    (`quiet`), and whether it was started inside a region."""
+
+    def __init__(self, inside: bool = False) -> None:
+        self.calls: list[Call] = []
+        self.stream = 0
+        self.quiet = 0
+        self.inside = inside
+
+
 class Session:
     """Everything a dry run remembers. `emulated` says whether the device is played by the CPU.
 
@@ -55,14 +66,14 @@ class Session:
     def __init__(self, emulated: bool, assume_device: bool = False) -> None:
         self.emulated, self.assume_device = emulated, assume_device
         self.roles: Roles = RememberedRoles() if emulated else DeviceRoles()
+        self.threads: dict[int, Work] = {}
+        self._main = Work()
         self.streams = Streams(self)
         self.region: Region | None = None
         self.regions: list[Region] = []
         self.setup = Trace()
-        self.calls: list[Call] = []
         self.stop: CodeType | None = None
         self.thread = threading.get_ident()
-        self.quiet = 0
         self.observer: Any = None
         self.answers_capturing = True
         self.overwritten: dict[int, Site] = {}
@@ -83,9 +94,29 @@ class Session:
         return self.roles.living(numbers)
 
     @property
+    def work(self) -> Work:
+        """What this thread is doing; threads that torch starts belong to the one that captures."""
+        return self.threads.get(threading.get_ident(), self._main) if self.threads else self._main
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is a thread that the program has started, and not the one that captures."""
+        return self.work is not self._main
+
+    @property
+    def calls(self) -> list[Call]:
+        """The torch functions that this thread is inside of, outermost first."""
+        return self.work.calls
+
+    @property
+    def quiet(self) -> int:
+        """How often this thread's records were asked not to be kept."""
+        return self.work.quiet
+
+    @property
     def recording(self) -> bool:
-        """Whether a region is open and its records are wanted."""
-        return self.region is not None and not self.quiet
+        """Whether a region is open and the records of this thread are wanted."""
+        return self.region is not None and not self.quiet and not self.elsewhere
 
     @property
     def trace(self) -> Trace:
@@ -109,13 +140,8 @@ class Session:
 
     def event(self, kind: str, call: str, detail: str = "", site: Site | None = None) -> None:
         """Writes an event down while a region is open; from another thread it is that thread's fault."""
-        if (
-            self.region is not None
-            and threading.get_ident() != self.thread
-            and torch._C._current_autograd_node() is None
-        ):
-            if self.region.error_mode == "global" or call == "torch.cuda.synchronize":
-                self.trace.events.append(Event("thread", call, sites.here(None, self.stop), kind))
+        if threading.get_ident() != self.thread and torch._C._current_autograd_node() is None:
+            threads.disturbs(self, kind, call)
         elif self.recording:
             self.trace.events.append(Event(kind, call, site or self.site(), detail, self.forward_site()))
 
@@ -127,6 +153,9 @@ class Session:
         """Writes a transfer down, and as an event too where it can't be captured."""
         if tensor.numel() == 0:
             return  # nothing is copied
+        if self.elsewhere:
+            self.event("thread", call)
+            return
         if not self.recording:
             if direction == "device-to-host" and not non_blocking:
                 self.host_waits(self.streams.current)
@@ -166,11 +195,12 @@ class Session:
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
         """Nothing is recorded inside (roles are still kept)."""
-        self.quiet += 1
+        work = self.work
+        work.quiet += 1
         try:
             yield
         finally:
-            self.quiet -= 1
+            work.quiet -= 1
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:

@@ -31,13 +31,21 @@ class Streams:
         self._session = session
         self._ids = itertools.count(1)
         self._captures = itertools.count(1)
-        self.current = 0
         self.clocks: dict[int, Clock] = {0: {}}
         self.main = 0
         self.capture = 0
         self.taking_part: set[int] = set()
         self.last_work: dict[int, Site] = {}
         self.forked: dict[int, Site] = {}
+
+    @property
+    def current(self) -> int:
+        """The stream that this thread's work goes to."""
+        return self._session.work.stream
+
+    @current.setter
+    def current(self, stream: int) -> None:
+        self._session.work.stream = stream
 
     def new(self) -> int:
         """A fresh stream."""
