@@ -307,6 +307,9 @@ class Admission:
 
     def _bind(self, slot: Slot, new: torch.Tensor, was: Any) -> None:
         """Has one place hold the tensor that the graph writes, with the value it has at S1."""
+        if isinstance(was, torch.Tensor) and same_view(was, new):  # of a parameter, say: it is there already
+            self.bound.append((slot, was))
+            return
         if slot.kind != "gradient":
             refuse_recurrence(self, slot.label)
             refuse_exchange(self, slot.label, new)
@@ -376,17 +379,17 @@ class Admission:
         return outputs
 
 
+def same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors show the same memory the same way."""
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
+
+
 def _same_or(leaf: Any, static: StaticInputs) -> Any:
     """An output that is one of the buffers stays that very object, so that the caller gets his own argument back."""
     if isinstance(leaf, torch.Tensor):
         for i in static.unique:
             own = static.leaves[i]
-            if (
-                leaf.data_ptr() == own.data_ptr()
-                and leaf.shape == own.shape
-                and leaf.stride() == own.stride()
-                and leaf.numel()
-            ):
+            if leaf.numel() and same_view(leaf, own):
                 return own
         return leaf.detach()
     return leaf

@@ -107,6 +107,30 @@ def test_the_argument_itself_is_stored(kit: Any) -> None:
         assert torch.equal(holder.last, x)
 
 
+def test_a_view_of_state_is_stored(kit: Any) -> None:
+    class Cached(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("cache", torch.zeros(4, 2))
+            self.inner = torch.nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.cache.add_(x)
+            self.head, self.turned = self.cache[:2], self.inner.weight.t()
+            return self.head + self.turned
+
+    m = Cached().to(kit.device).requires_grad_(False)
+    guard = kit.guard(m)
+    for i in range(CALLS):
+        out = guard(kit.randn(4, 2, seed=i))
+        if i % 4 == 3:
+            guard.eager(kit.randn(4, 2, seed=i))
+        else:
+            assert torch.equal(out, m.cache[:2] + m.inner.weight.t())
+        assert torch.equal(m.head, m.cache[:2])
+    assert guard.stats["captures"] == 1
+
+
 def test_exchanged_buffers_are_refused_and_keep_their_values(kit: Any) -> None:
     class Pair:
         def __init__(self) -> None:
@@ -118,7 +142,7 @@ def test_exchanged_buffers_are_refused_and_keep_their_values(kit: Any) -> None:
             return self.front.sum()
 
     pair = Pair()
-    with pytest.raises(AddressChangedError, match="hold another tensor that exists outside|binds another tensor"):
+    with pytest.raises(AddressChangedError, match=r"hold another tensor that exists outside|binds another tensor"):
         kit.guard(pair.step)(torch.full((2,), 7.0, device=kit.device))
     assert pair.front.tolist() == [1.0, 1.0]
     assert pair.back.tolist() == [0.0, 0.0]
