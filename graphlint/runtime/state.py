@@ -180,7 +180,10 @@ class Snapshot:
                 changes.append(HostChange(f"len({label})", size, len(container)))
         seen = {change.label for change in changes}
         for (label, saved, _), (_, owner) in zip(self._host, self.state.found.owners(), strict=False):
+            library = type(owner).__module__.startswith("torch.")
             for key, now in owner.__dict__.items():
+                if library and key.startswith("_"):
+                    continue  # torch's own books
                 before = saved.get(key, _MISSING)
                 if before is _MISSING or f"{label}.{key}" in seen or f"len({label}.{key})" in seen:
                     continue

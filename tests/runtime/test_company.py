@@ -1,0 +1,164 @@
+"""What a guard meets in a real program: hooks, checkpointing, loaders, saved states, a guard as a part of other things."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from graphlint.runtime.guard import capture_safe  # noqa: E402
+
+CALLS = 8
+
+
+def net(kit: Any) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    return layers.to(kit.device)
+
+
+def train(kit: Any, forward: Any, m: torch.nn.Module, guarded: bool) -> list[float]:
+    """Losses of a few steps with `forward(m, x)`."""
+    optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = forward(m, x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    run = kit.guard(step) if guarded else step
+    losses = [run(kit.randn(3, 4, seed=i)).item() for i in range(CALLS)]
+    if guarded:
+        assert run.stats["replays"] > 0
+    return losses
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing(kit: Any, reentrant: bool) -> None:
+    def forward(m: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_(reentrant)
+        return checkpoint(m, x, use_reentrant=reentrant, preserve_rng_state=False)
+
+    assert train(kit, forward, net(kit), True) == train(kit, forward, net(kit), False)
+
+
+def test_hooks_of_modules_and_tensors_run_at_capture_and_their_work_is_replayed(kit: Any) -> None:
+    def hooked() -> torch.nn.Module:
+        m = net(kit)
+        m[0].register_forward_pre_hook(lambda mod, args: (args[0] * 2,))
+        m[0].register_forward_hook(lambda mod, args, out: out + 1)
+        m[2].register_full_backward_hook(lambda mod, grads, outs: tuple(None if g is None else g * 3 for g in grads))
+        m[2].weight.register_hook(lambda g: g * 0.5)
+        return m
+
+    forward = lambda m, x: m(x)  # noqa: E731
+    assert train(kit, forward, hooked(), True) == train(kit, forward, hooked(), False)
+
+
+def test_saved_tensor_hooks_and_custom_functions(kit: Any) -> None:
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            (x,) = ctx.saved_tensors
+            return g * 2 + x * 0
+
+    def forward(m: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+            return Twice.apply(m(x))
+
+    assert train(kit, forward, net(kit), True) == train(kit, forward, net(kit), False)
+
+
+def test_a_loader_and_a_validation_loop_with_the_same_model(kit: Any) -> None:
+    runs = []
+    for guarded in (False, True):
+        m = net(kit)
+        optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
+        data = [(torch.full((3, 4), float(i) / 8), torch.full((3, 1), float(i) / 8)) for i in range(CALLS)]
+        loader = torch.utils.data.DataLoader(data, batch_size=None)
+
+        def step(x: Any, y: Any, m: Any = m, optimizer: Any = optimizer) -> Any:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(m(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        def score(x: Any, m: Any = m) -> Any:
+            return m(x)
+
+        step, score = (kit.guard(step), kit.guard(score, mode="forward")) if guarded else (step, score)
+        history: list[Any] = []
+        for _ in range(3):
+            m.train()
+            losses = [step(x.to(kit.device), y.to(kit.device), m, optimizer) for x, y in loader]
+            m.eval()
+            with torch.no_grad():
+                scores = [score(x.to(kit.device), m) for x, _ in loader]
+            history += [t.sum().item() for t in (*losses, *scores)]
+        runs.append(history)
+    assert runs[0] == runs[1]
+
+
+def test_a_guarded_method_is_no_part_of_the_saved_state(kit: Any) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(2, 2)
+
+        @capture_safe(backend=kit.backend)
+        def predict(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x).detach()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    m = Model().to(kit.device)
+    x = kit.randn(1, 2)
+    for _ in range(CALLS):
+        m.predict(x)
+    assert list(m.state_dict()) == ["inner.weight", "inner.bias"]
+    other = copy.deepcopy(m)
+    m.load_state_dict({k: v * 2 for k, v in m.state_dict().items()})
+    for model in (m, other):
+        for _ in range(CALLS):
+            assert torch.equal(model.predict(x), model(x))
+    assert m.predict is not other.predict
+
+
+def test_a_guard_inside_a_module_that_is_guarded(kit: Any) -> None:
+    inner = kit.guard(net(kit).requires_grad_(False))
+
+    class Outer(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return inner(x) * 2
+
+    outer = kit.guard(Outer())
+    for i in range(CALLS):
+        x = kit.randn(3, 4, seed=i)
+        assert torch.equal(outer(x), inner.eager(x) * 2)
+    assert inner.stats["graphs"] == 0
+    assert torch.equal(inner(x), inner.eager(x))
+
+
+def test_inference_results_that_are_kept(kit: Any) -> None:
+    m = net(kit)
+    guard = kit.guard(m)
+    with torch.inference_mode():
+        for _ in range(CALLS):
+            guard(kit.randn(3, 4))
+        kept = [guard(kit.randn(3, 4, seed=i)) for i in range(CALLS)]
+        for i, y in enumerate(kept):
+            assert torch.equal(y, m(kit.randn(3, 4, seed=i)))
