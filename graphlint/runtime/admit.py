@@ -381,7 +381,8 @@ class Admission:
 
 def same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors show the same memory the same way."""
-    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
+    alike = a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
+    return alike and bool(a.data_ptr() == b.data_ptr())
 
 
 def _same_or(leaf: Any, static: StaticInputs) -> Any:

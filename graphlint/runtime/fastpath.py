@@ -33,7 +33,7 @@ from graphlint.runtime.spec import Spec, TensorSpec, unflatten
 
 _CACHED_LENGTHS = 4096
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)  # other classes may keep their memory elsewhere
-WATCHED_OUTPUTS = 4  # results whose holders are counted on each replay
+SINGLE_OUTPUTS = 4  # results whose holders are counted one by one on each replay; those of later ones in one sum
 
 
 def build_hot(
@@ -262,16 +262,10 @@ def _write_kept(
         if cut:
             out.constants.update(holders=captured.holders)
             out.add("held = holders()[0]")
-            _write_lent(out, lending, ["held"], ["0"], routed=True)
+            _write_lent(out, lending, [("held", "0", 1)], routed=True)
         else:
-            watched = lending.fresh[:WATCHED_OUTPUTS]
-            for i in watched:
-                out.constants[f"s{i}"] = captured.outputs[i].untyped_storage()  # keeps the address valid
-                out.constants[f"c{i}"] = out.constants[f"s{i}"]._cdata
-                out.constants[f"saved{i}"] = functools.partial(autograd_uses, captured.outputs[i])
-            also = "" if autograd_uses is nobody else " + saved{i}()"
-            counts = [f"refs(o{i}) + uses(c{i}){also.format(i=i)}" for i in watched]
-            _write_lent(out, lending, counts, [f"b{i}" for i in watched], captured.static.plan is not None)
+            counts = _spell_counts(out, captured, lending.fresh)
+            _write_lent(out, lending, counts, routed=captured.static.plan is not None)
 
     def result(names: list[str]) -> str:
         parts = [
@@ -291,15 +285,38 @@ def _write_kept(
     return result
 
 
-def _write_lent(out: Source, lending: Lending, counts: list[str], bases: list[str], routed: bool) -> None:
+def _spell_counts(out: Source, captured: Captured, fresh: list[int]) -> list[tuple[str, str, int]]:
+    """For each output the expression that counts its holders, the name of how many are the graph's own, and how many
+    more there may be where one is allowed; the later outputs are counted in one sum.
+    """
+    outputs = captured.outputs
+    for i in fresh:
+        out.constants[f"s{i}"] = outputs[i].untyped_storage()  # keeps the address valid
+        out.constants[f"c{i}"] = out.constants[f"s{i}"]._cdata
+    single, rest = fresh[:SINGLE_OUTPUTS], fresh[SINGLE_OUTPUTS:]
+    counts = [f"refs(o{i}) + uses(c{i})" for i in single]
+    if autograd_uses is not nobody:
+        out.constants.update({f"saved{i}": functools.partial(autograd_uses, outputs[i]) for i in single})
+        counts = [f"{count} + saved{i}()" for count, i in zip(counts, single, strict=True)]
+    spelled = [(count, f"b{i}", 1) for count, i in zip(counts, single, strict=True)]
+    if rest:
+        out.constants.update(rest=tuple(outputs[i] for i in rest), stores=tuple(out.constants[f"c{i}"] for i in rest))
+        also = ""
+        if autograd_uses is not nobody:
+            out.constants["saved"] = autograd_uses
+            also = " + sum(map(saved, rest))"
+        spelled.append((f"sum(map(refs, rest)) + sum(map(uses, stores)){also}", "brest", len(rest)))
+    return spelled
+
+
+def _write_lent(out: Source, lending: Lending, counts: list[tuple[str, str, int]], routed: bool) -> None:
     """Compares the holders of each result with those of the graph itself; one more is allowed at the known places."""
-    pairs = list(zip(counts, bases, strict=True))
-    held = " or ".join(f"{count} > {base}" for count, base in pairs)
+    held = " or ".join(f"{count} > {base}" for count, base, _ in counts)
     if not lending.allowed:
         out.add(f"if {held}: return kept(mine, args, kwargs)")
         return
     out.constants.update(frame_at=sys._getframe, caller=caller, places=lending.places, beyond=lending.beyond)
-    many = " or ".join(f"{count} > {base} + 1" for count, base in pairs)
+    many = " or ".join(f"{count} > {base} + {more}" for count, base, more in counts)
     out.add(f"if {held}:")
     out.add(f"    frame = {'caller()' if routed else 'frame_at(2)'}")
     out.add("    back = frame.f_back")
@@ -315,12 +332,18 @@ def _count_holders(captured: Captured, function: Callable[..., Any]) -> None:
     lending = captured.lending
     if lending is None or "mine" not in function.__globals__:
         return
-    for i in lending.fresh[:WATCHED_OUTPUTS]:
-        if f"s{i}" in function.__globals__ or "holders" in function.__globals__:
-            now = captured.count(i)
-            hot = holders(function, f"o{i}") + autograd_uses(captured.outputs[i]) + now.views
-            base = lending.base.setdefault(i, Holders(now.names, now.views, hot))
-            function.__globals__[f"b{i}"] = base.hot
+    space = function.__globals__
+    for at, i in enumerate(lending.fresh):
+        now, late = captured.count(i), at >= SINGLE_OUTPUTS and "rest" in space
+        hot = holders(function, f"o{i}") + autograd_uses(captured.outputs[i]) + now.views
+        base = lending.base.setdefault(i, Holders(now.names, now.views, hot, 2 if late else 1))
+        space[f"b{i}"] = base.hot
+    if "rest" in space:
+        rest = space["rest"]
+        if lending.late < 0:
+            lending.late = sum(map(sys.getrefcount, rest)) + sum(map(storage_uses, space["stores"]))
+            lending.late += sum(map(autograd_uses, rest))
+        space["brest"] = lending.late
 
 
 def _write_after(out: Source, captured: Captured, names: list[str]) -> None:

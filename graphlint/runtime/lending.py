@@ -51,11 +51,12 @@ autograd_uses = _count_of_autograd()
 
 
 class Holders(NamedTuple):
-    """What holds a result: Python names, tensors and views of its memory; both as the fast path counts them."""
+    """What holds a result: Python names, and tensors and views of its memory."""
 
     names: int
     views: int
-    hot: int = 0
+    hot: int = 0  # both, as the fast path counts them
+    path: int = 1  # how many of the names are the fast path's
 
 
 class Loan:
@@ -94,6 +95,7 @@ class Lending:
             caller; `beyond` of the caller's caller, for the caller may be a wrapper.
         taught: how often lessons were given.
         base: holders of each output that are the graph's own, filled when the fast path is made for the first time.
+        late: the same for the later outputs in one sum, -1 where it was not counted.
         pinned: a view holds the graph's memory, so that only another graph can give it back its own.
     """
 
@@ -104,6 +106,7 @@ class Lending:
     beyond: dict[int | None, CodeType | None] = field(default_factory=dict)
     taught: int = 1
     base: dict[int, Holders] = field(default_factory=dict)
+    late: int = -1
     pinned: bool = False
     _loans: list[Loan] = field(default_factory=list)
 
@@ -142,6 +145,11 @@ class Lending:
             self._loans.clear()
         return False
 
+    def forget_holders(self) -> None:
+        """The outputs are other tensors now."""
+        self.base.clear()
+        self.late = -1
+
     def knows(self, frame: Any) -> bool:
         """Whether a result may be held when that frame calls; the fast path spells this out."""
         back = frame.f_back
@@ -154,7 +162,7 @@ class Lending:
         """Lessons once more, since results are held where none were before; False when that happens too often."""
         self.taught += 1
         self.lessons = LESSONS
-        self.base.clear()
+        self.forget_holders()
         return self.taught <= PLACES
 
 

@@ -183,7 +183,7 @@ class Captured:
                     self.outputs[i] = theirs.data  # a version of its own, for autograd may have saved theirs
                 theirs.data = theirs.detach().clone()
         self._last = []
-        self.lending.base.clear()
+        self.lending.forget_holders()
 
     def copy_outputs(self) -> None:
         """From now on results are copies."""
@@ -195,9 +195,9 @@ class Captured:
         views; the largest of each.
         """
         most = views = 0
-        asleep = self.hot is None  # the fast path would hold each output once
         for i, base in self.lending.base.items() if self.lending else ():
             now = self.count(i)
+            asleep = base.path if self.hot is None else 0  # names that the fast path would have
             most = max(most, now.names + now.views - base.names - base.views + asleep)
             views = max(views, now.views - base.views)
         return most, views

@@ -279,6 +279,26 @@ def test_a_tuple_of_results(kit: Any) -> None:
     assert [float(b[0]) for b in kept] == [1.0 + i for i in range(N)]
 
 
+@pytest.mark.parametrize("at", [0, 3, 4, 9])
+@pytest.mark.parametrize("how", ["name", "view"])
+def test_many_results_of_which_one_is_kept_later(kit: Any, at: int, how: str) -> None:
+    guard = kit.guard(lambda x: [x * k for k in range(10)])
+    for x in inputs(kit):
+        ys = guard(x)
+    del ys
+    (captured,) = guard._graphs.values()
+    assert captured.outputs_mode == "alias"
+    assert captured.lending.taught == 1
+
+    def pick(ys: list[Any]) -> Any:
+        return ys[at] if how == "name" else ys[at][:2]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kept = [pick(guard(x)) for x in inputs(kit)]
+    assert [float(y[0]) for y in kept] == [float(at * i) for i in range(N)]
+
+
 def test_state_and_arguments_among_results_stay_what_they_are(kit: Any) -> None:
     class Counter:
         def __init__(self) -> None:
