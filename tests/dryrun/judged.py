@@ -75,7 +75,6 @@ def _preload() -> None:
         importlib.import_module(module)
     rulebook.load()
     gc.collect()
-    gc.freeze()  # shared with the children, and out of their collector's way
 
 
 def _run(path: Path) -> dict[str, Any]:
@@ -96,7 +95,10 @@ def _forked(work: Callable[[], dict[str, Any]]) -> tuple[int, int]:
     """Begins a child; returns its process and the pipe that its answer comes through."""
     read, write = os.pipe()
     leave = os._exit
+    gc.freeze()  # what is there is shared with the child, and out of its collector's way
     child = os.fork()
+    if child:
+        gc.unfreeze()
     if child == 0:
         signal.alarm(LIMIT_S)
         devnull = os.open(os.devnull, os.O_WRONLY)
