@@ -29,6 +29,8 @@ from graphlint.runtime.state import State
 from graphlint.runtime.turn import Turn
 from graphlint.runtime.watch import hook_loads
 
+COPIES = 3  # of each result may be alive while it is learned whether they are kept
+
 
 class Maker:
     """The workshop of one guard.
@@ -202,4 +204,10 @@ def _begin_lending(captured: Captured, admission: Admission) -> None:
     if any(shares(captured.outputs[i], buffer) for i in captured.made for buffer in buffers):
         captured.outputs_mode = "clone"  # a view of an argument: the next call's copy comes before any look
         return
-    captured.lending = Lending([i for i in fresh if i in captured.made])
+    lent = [i for i in fresh if i in captured.made]
+    if COPIES * sum(captured.outputs[i].nbytes for i in lent) > admission.room:
+        admission.notes.append(
+            "results are too large for copies: each is the graph's memory, valid until the next call"
+        )
+        return
+    captured.lending = Lending(lent)

@@ -2,7 +2,7 @@
 
 A graph replays one call: this structure of arguments, these shapes, strides, dtypes and devices, these plain values,
 this grad mode. `Spec.of` reads all of it from a call into a frozen, hashable value; two calls with equal specs can
-share a graph. Slow (tens of microseconds): it runs when a graph is looked up for the first time, `flatten.py`
+share a graph. Slow (tens of microseconds): it runs when a graph is looked up for the first time, `hotpath.py`
 generates the fast check from it.
 """
 

@@ -397,3 +397,17 @@ def test_a_loaded_state_is_no_reason_to_copy(kit: Any) -> None:
             assert torch.equal(y, m(torch.stack([x, x])))
     (captured,) = guard._graphs.values()
     assert captured.outputs_mode == "alias"
+
+
+def test_results_that_would_not_fit_three_times_are_not_copied() -> None:
+    from graphlint.runtime.fake import FakeBackend
+    from graphlint.runtime.guard import capture_safe
+
+    backend = FakeBackend()
+    backend.free = 1000  # bytes, where a result has 400
+    guard = capture_safe(lambda x: x * 2, backend=backend)
+    first = guard(torch.ones(100))
+    for i in range(N):
+        assert guard(torch.full((100,), float(i))).tolist() == [2.0 * i] * 100
+    assert first.tolist() == [2.0] * 100
+    assert any("too large for copies" in note for note in guard.report().notes)
