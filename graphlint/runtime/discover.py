@@ -181,20 +181,33 @@ def _method(found: Found, cls: type, name: str, depth: int) -> None:
 
 
 def _function(found: Found, fn: types.FunctionType, depth: int) -> None:
-    if is_library(fn.__code__.co_filename):
+    filename = fn.__code__.co_filename
+    if is_library(filename) and not (
+        depth == 0 and filename.startswith("<")
+    ):  # what is guarded may be text that was run
         if hasattr(fn, "__wrapped__"):  # a decorator of torch around the user's function
             _callable(found, fn.__wrapped__, depth)
         elif depth == 0:
             _closure(found, fn, depth)
         return
     _closure(found, fn, depth)
-    for name in _global_names(fn.__code__):
-        if name in fn.__globals__:
-            value = fn.__globals__[name]
-            slot = Slot(name, "tensor", _getter(fn.__globals__, name), _setter(fn.__globals__, name))
-            _visit(found, value, name, slot, depth + 1, Plain(name, fn.__globals__.get, name, slot.set))
+    names = _global_names(fn.__code__)
+    _names(found, fn.__globals__, names, "", depth)
+    for name in names:
+        module = fn.__globals__.get(name)
+        if isinstance(module, types.ModuleType) and not is_library(getattr(module, "__file__", None) or "<"):
+            _names(
+                found, module.__dict__, names, f"{name}.", depth
+            )  # of the user's own modules, what the code may ask for
     for i, default in enumerate(fn.__defaults__ or ()):
         _visit(found, default, f"{fn.__name__}.default[{i}]", None, depth + 1)
+
+
+def _names(found: Found, space: dict[str, Any], names: set[str], prefix: str, depth: int) -> None:
+    """The values of a module's names."""
+    for name in names & space.keys():
+        slot = Slot(prefix + name, "tensor", _getter(space, name), _setter(space, name))
+        _visit(found, space[name], slot.label, slot, depth + 1, Plain(slot.label, space.get, name, slot.set))
 
 
 def _closure(found: Found, fn: types.FunctionType, depth: int) -> None:

@@ -34,6 +34,7 @@ _LIBRARY = tuple(
         *(sysconfig.get_paths()[key] for key in ("purelib", "platlib")),
     }
 )
+_TYPED = ("<stdin", "<ipython", "<python-input", "<console")  # what a person types has no file
 _TRACE_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)')
 # operators that make the host wait, or whose output shape is data; the tags of torch name the others
 _WAITING = ("_local_scalar_dense", "nonzero", "_linalg_check_errors", "_linalg_eigh", "equal", "masked_select")
@@ -73,8 +74,8 @@ def is_library(filename: str) -> bool:
     """Whether a file belongs to torch, to another installed package, to Python or to graphlint, or is no Python
     file.
     """
-    if filename.startswith("<") and not filename.startswith("<ipython"):
-        return True
+    if filename.startswith("<"):
+        return not filename.startswith(_TYPED)
     path = os.path.abspath(filename)
     if "/site-packages/" in path or "/dist-packages/" in path or path.endswith((".pyx", ".pxd", ".pxi")):
         return True

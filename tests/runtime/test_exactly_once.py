@@ -287,3 +287,77 @@ def test_gradients_of_tensors_that_belong_to_no_module(kit: Any, where: str, kep
             history.append((loss.item(), w.grad.tolist()))
         runs.append(history)
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("filename", ["<string>", "<stdin>", "<python-input-3>"])
+def test_a_step_that_was_typed_finds_its_globals(kit: Any, filename: str) -> None:
+    text = """
+def step(x):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    return loss
+"""
+    runs = []
+    for guarded in (False, True):
+        torch.manual_seed(0)
+        m = torch.nn.Linear(4, 1).to(kit.device)
+        rate = torch.tensor(0.1, device=kit.device)
+        space: dict[str, Any] = {
+            "model": m,
+            "optimizer": torch.optim.SGD(m.parameters(), lr=rate, fused=True),
+            "scaler": torch.amp.GradScaler(kit.device, init_scale=8.0, growth_interval=2),
+        }
+        exec(compile(text, filename, "exec"), space)
+        step = kit.guard(space["step"]) if guarded else space["step"]
+        history = []
+        for i in range(10):
+            x = kit.randn(2, 4, seed=i)
+            if i in (5, 7):
+                x[0, 0] = float("inf")
+            step(x)
+            history.append((space["scaler"]._scale.item(), m.weight.tolist()))
+        runs.append(history)
+    assert runs[0] == runs[1]
+
+
+def test_state_in_another_module_of_the_users(kit: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+    import sys
+
+    (tmp_path / "shared_state_of_a_test.py").write_text(
+        "import torch\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(4, 1)\nsteps = 0\nlast = None\n", encoding="utf-8"
+    )
+    (tmp_path / "step_of_a_test.py").write_text(
+        "import torch\n"
+        "import shared_state_of_a_test as state\n\n"
+        "def step(x):\n"
+        "    state.optimizer.zero_grad()\n"
+        "    loss = state.model(x).square().mean()\n"
+        "    loss.backward()\n"
+        "    state.optimizer.step()\n"
+        "    state.steps += 1\n"
+        "    state.last = loss.detach() * 2\n"
+        "    return loss\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    runs = []
+    for guarded in (False, True):
+        for name in ("shared_state_of_a_test", "step_of_a_test"):
+            sys.modules.pop(name, None)
+        step = importlib.import_module("step_of_a_test").step
+        state = importlib.import_module("shared_state_of_a_test")
+        state.model.to(kit.device)
+        state.optimizer = torch.optim.SGD(state.model.parameters(), lr=0.1, momentum=0.9)
+        run = kit.guard(step) if guarded else step
+        runs.append([])
+        for i in range(6):
+            loss = run(kit.randn(2, 4, seed=i)).item()
+            runs[-1].append((loss, state.model.weight.tolist(), state.last.item()))
+        if guarded:
+            assert state.steps == 1  # Python runs at the first call only; the report says so
+            assert any("state.steps" in note for note in run.report().notes)
+    assert runs[0] == runs[1]
