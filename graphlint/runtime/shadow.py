@@ -38,9 +38,32 @@ def shadow(
     """Runs the call both ways; the replay's effects stay. Gives the output leaves.
 
     Raises:
-        ReplayMismatchError: they differ; the state is then as before the call.
+        CaptureError: they differ. The state and the arguments are then as before the call, as they are when the
+            function itself raises or is interrupted.
     """
     start = state.snapshot(backend.free_bytes(state.device))
+    kept = [(call.leaves[i], call.leaves[i].detach().clone()) for i in captured.written]
+    try:
+        return _both(fn, captured, call, state, start, backend, stream, where)
+    except BaseException:
+        start.restore()
+        with torch.no_grad():
+            for leaf, before in kept:
+                leaf.copy_(before)
+        raise
+
+
+def _both(
+    fn: Callable[..., Any],
+    captured: Captured,
+    call: Call,
+    state: State,
+    start: Snapshot,
+    backend: GraphBackend,
+    stream: Any,
+    where: Where | None,
+) -> list[Any]:
+    """Eager, then the replay from the same state; raises where they differ."""
     mine = private(call.leaves, call.spec, captured.written)
     args, kwargs = unflatten_call(call.spec.tree, mine)
     with backend.on_stream(stream):
@@ -49,18 +72,15 @@ def shadow(
     start.restore()
     results = captured.run(call.leaves)
     have = copies(_values(captured, results, call.leaves, state))
-    padded = captured.static.plan is not None
     tolerance = captured.tolerance if _was_bitwise(captured) else replace(captured.tolerance, exact=False)
     first, same = difference(want, have, {}, tolerance, functools.partial(_before, start, state, captured, call))
     if first is not None:
-        start.restore()
-        rule = "padding-changes-result" if padded else "replay-mismatch"
+        rule = "replay-mismatch" if captured.static.plan is None else "padding-changes-result"
         raise error_of(rule)(f"on fresh inputs {first}", rule=rule, stage="verify", where=where)
     frozen = host_difference(outputs, results)
     if tree != captured.tree:
         frozen = "the result is nested otherwise: eager takes another way than at capture"
     if frozen:
-        start.restore()
         raise error_of("frozen-scalar")(f"on fresh inputs {frozen}", rule="frozen-scalar", stage="verify", where=where)
     captured.shadows -= 1
     if not captured.shadows:

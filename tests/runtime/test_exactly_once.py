@@ -10,6 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from graphlint.runtime.errors import CaptureError  # noqa: E402
+
 STEPS = 50
 
 
@@ -361,3 +363,36 @@ def test_state_in_another_module_of_the_users(kit: Any, tmp_path: Any, monkeypat
             assert state.steps == 1  # Python runs at the first call only; the report says so
             assert any("state.steps" in note for note in run.report().notes)
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("how", ["mismatch", "interrupt", "error"])
+def test_a_compared_call_that_fails_has_no_effect(kit: Any, how: str) -> None:
+    """Integer inputs are not varied by the guard: that this function branches on one shows at the second real call."""
+    total = torch.zeros(3, device=kit.device)
+    calls = {"real": 0}
+
+    def fn(cache: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        total.add_(1)
+        cache.add_(n)
+        if calls["real"] == 1 and not kit.backend.capturing():
+            if how == "interrupt":
+                raise KeyboardInterrupt
+            if how == "error":
+                raise ValueError("mine")
+            return cache * 3
+        return cache * 2
+
+    guard = kit.guard(fn, watch="off")
+    cache = torch.zeros(3, device=kit.device)
+    one = torch.ones(3, dtype=torch.int64, device=kit.device)
+    guard(cache, one)
+    calls["real"] = 1
+    with pytest.raises({"mismatch": CaptureError, "interrupt": KeyboardInterrupt, "error": ValueError}[how]):
+        guard(cache, one)
+    assert cache.tolist() == [1.0] * 3
+    assert total.tolist() == [1.0] * 3
+    calls["real"] = 0
+    guard.invalidate("fixed")
+    for _ in range(5):
+        guard(cache, one)
+    assert cache.tolist() == total.tolist() == [6.0] * 3
