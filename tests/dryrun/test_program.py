@@ -210,3 +210,37 @@ def test_a_thread_that_runs_beside_a_capture(tmp_path: Path, work: str, mode: st
     assert (report.error, report.output) == ("", "3.0\n")  # the thread's operators are no part of the graph
     line = f"with torch.cuda.graph(graph{mode}):"
     assert told(report) == ([("thread-in-capture", line)] if disturbs else [])
+
+
+@pytest.mark.parametrize("head", ["if True:", "def main():"])
+def test_a_script_that_binds_a_captured_name_again(tmp_path: Path, head: str) -> None:
+    report = run(
+        tmp_path,
+        f"""
+        {head}
+            x = torch.ones(2, 4, device="cuda")
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                y = runner.net(x)
+            for value in (1.0, 2.0):
+                x = torch.full((2, 4), value, device="cuda")
+                graph.replay()
+        {"main()" if head == "def main():" else ""}
+        """,
+    )
+    assert told(report) == [("rebound-input", 'x = torch.full((2, 4), value, device="cuda")')]
+
+
+def test_streams_are_told_where_work_is_sent_to_them(tmp_path: Path) -> None:
+    wrong = run(
+        tmp_path,
+        """
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            with torch.cuda.stream(side):
+                y = runner.x * 2
+        """,
+    )
+    assert told(wrong) == [("unforked-stream", "with torch.cuda.stream(side):")]
+    default = run(tmp_path, "g = torch.cuda.CUDAGraph()\ng.capture_begin()\ny = runner.x * 2\ng.capture_end()\n")
+    assert told(default) == [("default-stream", "g.capture_begin()")]

@@ -8,12 +8,16 @@ asking keeps nothing alive.
 from __future__ import annotations
 
 import ast
+import builtins
+import functools
 import sys
 import types
 import weakref
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
+
+import torch
 
 from graphlint.runtime.dryrun import callers, sites
 
@@ -36,6 +40,7 @@ class Body:
         self._parameters = sorted(name for name in local if name in here)
         self._kept = {name: _weak(here[name]) for name in self._parameters}
         self._needed = loaded & set(self._parameters)
+        self._shared = sorted(loaded - set(self._parameters) - set(dir(builtins)))
         self._later = _stored_after(frame.f_code, end_row)
         self._looped = _stored_in_loops(self.filename, row, end_row)
         self._callers = callers.Callers(frame)
@@ -68,8 +73,27 @@ class Body:
         ]
         arguments = {name: None if value is _GONE else value for name, value in values.items()}
         bound = lambda: function(**arguments)  # noqa: E731
-        bound.roots = {k: v for k, v in arguments.items() if k in self._needed}  # type: ignore[attr-defined]
+        bound.roots = self._shared_now() | {k: v for k, v in arguments.items() if k in self._needed}  # type: ignore[attr-defined]
         return bound
+
+    def _shared_now(self) -> dict[str, Any]:
+        """The globals that the region's own statements name, modules and classes apart."""
+        found = {name: self._globals[name] for name in self._shared if name in self._globals}
+        return {name: value for name, value in found.items() if not isinstance(value, (types.ModuleType, type))}
+
+    def names(self) -> dict[str, Callable[[], Any]]:
+        """How to look up again the names that lead to tensors and may lead to others later: globals, and locals that
+        the function assigns again."""
+        shared = [name for name, value in self._shared_now().items() if isinstance(value, torch.Tensor)]
+        again = sorted(self._later & self._needed)
+        found: dict[str, Callable[[], Any]] = {name: functools.partial(self._globals.get, name) for name in shared}
+        return found | {name: functools.partial(self._local_now, name) for name in again}
+
+    def _local_now(self, name: str) -> Any:
+        """What a local name leads to, in the call that runs; what it led to at capture, where none runs."""
+        frame = self._calling_frame()
+        kept = _strong(self._kept[name])
+        return kept if frame is None else frame.f_locals.get(name, kept)  # a trace function must not clear them
 
     def _calling_frame(self) -> FrameType | None:
         """The running call of the function that opened the region: the same call still, or a later one that only

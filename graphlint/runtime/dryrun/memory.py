@@ -58,7 +58,13 @@ class Watch:
     function) by whether it still lives.
     """
 
-    def __init__(self, session: Session, region: Region, roots: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        region: Region,
+        roots: dict[str, Any],
+        names: dict[str, Callable[[], Any]] | None = None,
+    ) -> None:
         identity = session.roles.identity
         reads = {operand.storage for op in region.trace.ops for operand in op.operands if operand.born < 0}
         self.outputs = {storage for op in region.trace.ops for storage in op.outputs if storage in region.born}
@@ -66,7 +72,7 @@ class Watch:
         self._watched = []
         self._results = []
         named: set[int] = set()
-        for watched in _names(roots):
+        for watched in _names(roots, names or {}):
             number = identity(watched.get())
             if number in reads or (number in region.born and watched.kind in lasting):
                 self._watched.append(watched)
@@ -128,7 +134,7 @@ def _mode(module: torch.nn.Module) -> _Mode:
     )
 
 
-def _names(roots: dict[str, Any]) -> list[_Watched]:
+def _names(roots: dict[str, Any], names: dict[str, Callable[[], Any]]) -> list[_Watched]:
     """Every name below the roots that leads to a tensor, most telling name first; each memory once per owner."""
     found: list[_Watched] = []
     seen: set[int] = set()
@@ -157,6 +163,8 @@ def _names(roots: dict[str, Any]) -> list[_Watched]:
             _optimizer_names(path, value, add)
     for path, value in objects:
         _plain_names(path, value, add)
+    for name, get in names.items():
+        add("attribute", name, get)
     return found
 
 

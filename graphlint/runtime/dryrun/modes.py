@@ -162,7 +162,9 @@ class OpMode(TorchDispatchMode):
         if on_device and (func._schema.is_mutable or any(storage not in given for storage in outputs)):
             kind = session.streams.launch()
             if kind:
-                session.event(kind, op.call or op.name, site=op.site)
+                session.event(
+                    kind, op.call or op.name, site=session.streams.entered.get(session.streams.current, op.site)
+                )
         if "nondeterministic_seeded" in op.tags:
             session.trace.draws.append(
                 Draw(op.name, moves.generator_kind(session, kwargs.get("generator"), op), op.site)

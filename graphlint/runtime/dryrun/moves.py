@@ -294,14 +294,27 @@ def _copy_(session: Session, name: str, func: Any, args: Any, kwargs: Any) -> An
 
 
 def _setitem(session: Session, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-    """`x[0] = 1.0` goes through a host tensor on a device, `x[0:1] = 1.0` does not (measured)."""
+    """A number written to one element goes through a host tensor on a device, and so does one written through a tensor
+    of positions; a slice, a row and a mask are filled in place (measured)."""
     target, index, value = args
     if session.role(target) == "device":
-        if isinstance(index, int) and not isinstance(index, bool) and isinstance(value, (int, float)):
+        if isinstance(value, (int, float)) and (_one_element(target, index) or _by_positions(index)):
             session.event("host-index", name, "number")
         elif isinstance(value, torch.Tensor) and value.dim() > 0:
             _border(session, name, target, value, False)
     return func(*args, **kwargs)
+
+
+def _one_element(target: torch.Tensor, index: Any) -> bool:
+    """Whether whole numbers alone pick the place, one for each dimension."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return len(parts) == target.dim() > 0 and all(isinstance(x, int) and not isinstance(x, bool) for x in parts)
+
+
+def _by_positions(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    tensors = [x for x in parts if isinstance(x, torch.Tensor) and x.dim() > 0]
+    return bool(tensors) and all(x.dtype not in (torch.bool, torch.uint8) for x in tensors)
 
 
 def _border(session: Session, name: str, target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:

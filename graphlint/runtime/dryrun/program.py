@@ -133,7 +133,8 @@ class Program:
         bound = graph.body.bind() if graph.body else None
         if bound is not None:
             roots = bound.roots  # type: ignore[attr-defined]
-            graph.watch = memory.Watch(self._session, region, roots)
+            names = graph.body.names() if graph.body else {}
+            graph.watch = memory.Watch(self._session, region, roots, names)
             for storage, label in hoststate.labels(roots, self._session.roles.identity).items():
                 graph.labels.setdefault(storage, label)
         self._onlookers.closed(graph, bound.roots if bound is not None else {})  # type: ignore[attr-defined]

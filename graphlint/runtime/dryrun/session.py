@@ -47,13 +47,13 @@ class Call:
 
 class Work:
     """What one thread is doing: the torch functions that it is inside of, its stream, whether its records are wanted
-    (`quiet`), and whether it was started inside a region."""
+    (`quiet`), and where it was begun, if inside a region."""
 
-    def __init__(self, inside: bool = False) -> None:
+    def __init__(self, begun: Site | None = None) -> None:
         self.calls: list[Call] = []
         self.stream = 0
         self.quiet = 0
-        self.inside = inside
+        self.begun = begun
 
 
 class Session:

@@ -57,7 +57,8 @@ def is_installed(filename: str) -> bool:
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
     """The values of a frame's names, without the snapshot that Python would keep in the frame, which would keep tensors
-    alive that the user has let go."""
+    alive that the user has let go. Not for the frame that a trace function is called for: Python writes the snapshot
+    back there."""
     found = frame.f_locals
     values = dict(found)
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(found) is dict:

@@ -120,7 +120,7 @@ class StreamStandIn:
 
     def __enter__(self) -> StreamStandIn:
         self._before = self._session.streams.current
-        self._session.streams.current = self._number
+        self._session.streams.enter(self._number, self._session.site())
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -188,10 +188,11 @@ class GraphStandIn:
         region.pool = (self._pool, stream)  # freed memory goes to captures on the same stream alone
         if session.region is None:
             self.region = region
-        if session.streams.current == 0:
+        on_default = session.streams.current == 0
+        if on_default:
             session.streams.current = session.streams.new()
         session.open(region)
-        if kind == "manual" and session.region is region and session.streams.main == 0:
+        if kind == "manual" and session.region is region and on_default:
             session.event("default-stream", "CUDAGraph.capture_begin", site=region.site)
 
     def capture_end(self) -> None:
@@ -275,7 +276,7 @@ def set_stream(session: Session, stream: Any) -> None:
     """Plays `torch.cuda.set_stream`."""
     if session.recording and stream._number == 0:
         session.event("default-stream", "torch.cuda.set_stream")
-    session.streams.current = stream._number
+    session.streams.enter(stream._number, session.site())
 
 
 @contextlib.contextmanager
@@ -285,7 +286,7 @@ def stream_context(session: Session, stream: Any) -> Iterator[None]:
     if stream is not None and session.recording and stream._number == 0:
         session.event("default-stream", "torch.cuda.stream")
     if stream is not None:
-        session.streams.current = stream._number
+        session.streams.enter(stream._number, session.site())
     try:
         yield
     finally:

@@ -37,6 +37,7 @@ class Streams:
         self.taking_part: set[int] = set()
         self.last_work: dict[int, Site] = {}
         self.forked: dict[int, Site] = {}
+        self.entered: dict[int, Site] = {}
 
     @property
     def current(self) -> int:
@@ -46,6 +47,11 @@ class Streams:
     @current.setter
     def current(self, stream: int) -> None:
         self._session.work.stream = stream
+
+    def enter(self, stream: int, site: Site) -> None:
+        """Work goes to another stream from here on."""
+        self.current = stream
+        self.entered[stream] = site
 
     def new(self) -> int:
         """A fresh stream."""
@@ -57,6 +63,7 @@ class Streams:
         """A capture opens on the current stream."""
         self.capture, self.main = next(self._captures), self.current
         self.taking_part, self.last_work = {self.current}, {}
+        self.entered.clear()
 
     def finish(self) -> list[tuple[str, Site]]:
         """The capture ends: the streams whose work the capturing stream has not waited for, with the line of that

@@ -22,7 +22,7 @@ def watched_start(session: Session, start: Callable[[Any], None]) -> Callable[[A
     from graphlint.runtime.dryrun.session import Work
 
     def begin(self: Any) -> None:
-        run, inside = self.run, session.region is not None
+        run, inside = self.run, here(None, session.stop) if session.region is not None else None
 
         def seen() -> None:
             session.threads[threading.get_ident()] = Work(inside)
@@ -38,13 +38,13 @@ def watched_start(session: Session, start: Callable[[Any], None]) -> Callable[[A
 def disturbs(session: Session, kind: str, call: str) -> None:
     """A thread that does not capture has used the device: in global mode that ends the capture.
 
-    Told at the thread's own line where the region started the thread, else at the region, which runs beside it.
+    Told where the region started the thread, else at the region itself, which runs beside it.
     """
     region = session.region
     if region is None or kind in _HOST_ONLY or (region.error_mode != "global" and call != "torch.cuda.synchronize"):
         return
     site, work = here(None, session.stop), session.threads.get(threading.get_ident())
-    if work is not None and not work.inside:
-        region.trace.events.append(Event("thread", call, region.site, f" ({site.filename}:{site.row})"))
-    else:
+    if work is None:  # a thread that nobody has seen begin
         region.trace.events.append(Event("thread", call, site))
+    else:
+        region.trace.events.append(Event("thread", call, work.begun or region.site, f" ({site.filename}:{site.row})"))
