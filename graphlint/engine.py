@@ -10,18 +10,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
 
 from graphlint import cache, checks, ir, progress, regions, rulebook, summary
 from graphlint.checks.base import Report, Walk
-from graphlint.checks.keys import names_in
 from graphlint.config import Config
 from graphlint.files import Source, Sources
 from graphlint.findings import Finding, LintResult, Place, Problem, RegionInfo, RegionRef, Related, Step
 from graphlint.flow import events as ev
 from graphlint.flow.machine import Machine
-from graphlint.link import Project
+from graphlint.link import Project, names_in
 from graphlint.memo import Memo, Recorder
 from graphlint.regions import Region
 
@@ -83,6 +83,9 @@ def analyse(sources: Sources, settings: Config) -> LintResult:
     near = _near(sources, found)
     wanted = [region for region in found if region.path in near]
     entries = _entries(sources, reader, wanted)
+    for source in sources:
+        if source.path not in reader.known:
+            source.release()  # most files hold no region, and nothing that one reaches
     for path in progress.told(entries, "walking programs", len(entries)):
         lint.walk_entry(path)
     for region in progress.told(wanted, "walking regions", len(wanted)):
@@ -205,6 +208,7 @@ class _Lint:
         self.unresolved: dict[tuple[str, int], Problem] = {}
         self.walked: dict[tuple[str, int], bool] = {}  # region begun at -> resolved
         self.lines: dict[str, list[str]] = {}
+        self.shared: dict[Any, Any] = {}  # what all walks need of the texts, worked out once
 
     # -- walks
 
@@ -266,7 +270,7 @@ class _Lint:
             self._keep(finding)
 
     def _walk_anew(self, path: str, function: str | None, reader: Recorder) -> _CameTo:
-        project = Project(reader)  # each walk has scopes of its own
+        project = Project(reader, self.shared)  # each walk has scopes of its own
         text = reader.by_path(path)
         if text is None:
             return _CameTo()
@@ -279,7 +283,7 @@ class _Lint:
             machine.walk_main(module)
         else:
             machine.walk_function(module, function)
-        return _CameTo(
+        came_to = _CameTo(
             tuple(
                 dict.fromkeys(
                     # the calls on the way to a capture count too: of a wrapper that captures, the call is the region
@@ -291,6 +295,8 @@ class _Lint:
             tuple(Problem(file, row, why) for (file, row), why in machine.unresolved.items()),
             tuple(self.finding(report) for report in checks.run(Walk(machine))),
         )
+        machine.forget()
+        return came_to
 
     def covered(self, region: Region) -> bool:
         return any((region.path, row) in self.walked for row in range(region.row, region.end_row + 1))

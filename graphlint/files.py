@@ -83,6 +83,9 @@ class Source:
         """The decoded text by PEP 263, without byte order mark; empty when it can't be decoded."""
         if self._text is None:
             self._text = self._decode()
+            if not self._given and self.problem is None:
+                _ = self.digest
+                self._data = None  # once is enough
         return self._text
 
     @property
@@ -115,6 +118,8 @@ class Source:
 
     def check(self) -> Problem | None:
         """Reads and decodes without keeping the text; the problem met, if any."""
+        if self._text is not None:
+            return self.problem
         data = self.data
         if self.problem is None and (not data.isascii() or b"coding" in data[:400] or b"\0" in data):
             self._decode()

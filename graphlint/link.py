@@ -9,8 +9,10 @@ the one statement that binds it; here stands only where that statement is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from graphlint import ir
 
@@ -32,33 +34,39 @@ class Reader(Protocol):
 class Module:
     """One file of the project; `index` says which statements bind a name at its top level."""
 
-    def __init__(self, summary: ir.Summary) -> None:
+    def __init__(self, summary: ir.Summary, shared: dict[Any, Any]) -> None:
         self.summary = summary
         self.path = summary.path
         self.name = summary.module
         self.scope: Scope | None = None
         self.binding: set[str] = set()
-        self._index: dict[str, list[ir.Stmt]] | None = None
-        self.stars: list[ir.Import] = []
-        self._rebound: frozenset[str] | None = None
+        self._shared = shared
 
     @property
     def index(self) -> dict[str, list[ir.Stmt]]:
-        if self._index is None:
-            self._index = {}
+        """Which statements bind a name at its top level; imports of everything stand under `*`."""
+        key = ("index", self.path)
+        if key not in self._shared:
+            index: dict[str, list[ir.Stmt]] = {}
+            self._shared[key] = index
             for name, stmt in _bindings(self.summary.body):
-                if name == "*" and isinstance(stmt, ir.Import):
-                    self.stars.append(stmt)
-                else:
-                    self._index.setdefault(name, []).append(stmt)
-        return self._index
+                index.setdefault(name, []).append(stmt)
+        found: dict[str, list[ir.Stmt]] = self._shared[key]
+        return found
+
+    @property
+    def stars(self) -> list[ir.Import]:
+        """Its `from ... import *`."""
+        return [stmt for stmt in self.index.get("*", ()) if isinstance(stmt, ir.Import)]
 
     @property
     def rebound(self) -> frozenset[str]:
         """The names at its top level that functions of the file bind anew (`global NAME`)."""
-        if self._rebound is None:
-            self._rebound = frozenset(_global_names(self.summary.body))
-        return self._rebound
+        key = ("rebound", self.path)
+        if key not in self._shared:
+            self._shared[key] = frozenset(_global_names(self.summary.body))
+        found: frozenset[str] = self._shared[key]
+        return found
 
     @property
     def package(self) -> str:
@@ -126,6 +134,19 @@ def target_names(target: ir.Expr) -> Iterator[str]:
             yield from target_names(item)
     elif isinstance(target, ir.Star):
         yield from target_names(target.value)
+
+
+def names_in(node: object) -> Iterator[str]:
+    """Every name that an expression mentions."""
+    if isinstance(node, ir.Name):
+        yield node.id
+    elif isinstance(node, (tuple, list)):
+        for one in node:
+            yield from names_in(one)
+    elif isinstance(node, msgspec.Struct):
+        for field in node.__struct_fields__:
+            if field != "at":
+                yield from names_in(getattr(node, field))
 
 
 class ClassInfo:
@@ -220,8 +241,10 @@ def _class_statements(body: Iterable[ir.Stmt]) -> Iterator[ir.Stmt]:
 class Project:
     """The modules of the project, read by demand."""
 
-    def __init__(self, reader: Reader, on_read: Callable[[str], None] | None = None) -> None:
+    def __init__(self, reader: Reader, shared: dict[Any, Any] | None = None) -> None:
+        """`shared` holds what follows from the texts alone, for all projects over the same reader."""
         self.reader = reader
+        self.shared: dict[Any, Any] = {} if shared is None else shared
         self.modules: dict[tuple[str, str], Module | None] = {}
         self.by_path: dict[str, Module] = {}
 
@@ -229,7 +252,7 @@ class Project:
         """A file that is analysed for itself."""
         found = self.by_path.get(summary.path)
         if found is None:
-            found = self.by_path[summary.path] = Module(summary)
+            found = self.by_path[summary.path] = Module(summary, self.shared)
         return found
 
     def module(self, name: str, near: str) -> Module | None:

@@ -100,8 +100,14 @@ def _op(node: ast.AST) -> str:
     return _OPS[type(node).__name__]
 
 
+_ROWS = tuple(range(20_000))  # one object for each number: the parser makes four for every node
+
+
 def _at(node: Any) -> ir.Span:
-    return (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
+    row, end = node.lineno, node.end_lineno
+    if end < 20_000:
+        row, end = _ROWS[row], _ROWS[end]
+    return (row, node.col_offset, end, node.end_col_offset)
 
 
 class _Lower:

@@ -27,6 +27,7 @@ from graphlint.flow.values import (
     Value,
     alternatives,
 )
+from graphlint.link import names_in
 
 E = TypeVar("E", bound=ev.Event)
 
@@ -74,6 +75,14 @@ class Walk:
             self._by_type.setdefault(type(event), []).append(event)
             if event.capture is not None:
                 self._inside.setdefault(event.capture.begin, []).append(event)
+
+    def names_in(self, func: ir.Function) -> frozenset[str]:
+        """Every name that the body of a function mentions."""
+        shared, key = self.machine.project.shared, ("names", id(func))
+        if key not in shared:
+            shared[key] = frozenset(names_in(func.body))
+        found: frozenset[str] = shared[key]
+        return found
 
     def after(self, clock: int) -> Iterator[ev.Event]:
         """All events behind that moment, in order."""

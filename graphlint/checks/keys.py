@@ -19,7 +19,7 @@ from graphlint.flow.values import (
     Mapping,
     Value,
 )
-from graphlint.link import inner
+from graphlint.link import inner, names_in
 
 
 def incomplete_key(walk: Walk) -> Iterator[Report]:
@@ -241,19 +241,6 @@ def words_of(stmt: ir.Stmt) -> Iterator[str]:
             elif isinstance(node, ir.Attr):
                 yield node.name
             stack.extend(getattr(node, field) for field in node.__struct_fields__ if field != "at")
-
-
-def names_in(node: object) -> Iterator[str]:
-    """Every name that an expression mentions."""
-    if isinstance(node, ir.Name):
-        yield node.id
-    elif isinstance(node, (tuple, list)):
-        for one in node:
-            yield from names_in(one)
-    elif isinstance(node, msgspec.Struct):
-        for field in node.__struct_fields__:
-            if field != "at":
-                yield from names_in(getattr(node, field))
 
 
 def holds(value: Value, capture: ev.Capture) -> bool:

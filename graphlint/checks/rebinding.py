@@ -9,11 +9,11 @@ import msgspec
 
 from graphlint import ir
 from graphlint.checks.base import Report, Walk, at
-from graphlint.checks.keys import names_in, statements
+from graphlint.checks.keys import statements
 from graphlint.checks.memory import captured
 from graphlint.flow import events as ev
 from graphlint.flow.values import Unknown
-from graphlint.link import inner
+from graphlint.link import inner, names_in
 
 
 def passed_over_local(walk: Walk) -> Iterator[Report]:

@@ -146,12 +146,15 @@ def _pays_off(replays: list[ev.ReplayEvent], walk: Walk) -> bool:
     lines = [(event.frame.module.path, event.at) for event in replays]
     if len(set(lines)) == len(lines):
         return False
-    loops = [
-        event.value
-        for event in walk.of(ev.LoopEvent)
-        if event.frame is replays[-1].frame and event.clock < replays[0].clock
-    ]
-    return not (loops and isinstance(loops[-1], External) and _at_most(loops[-1], FEW))
+    for replay in replays:
+        loops = [
+            event.value
+            for event in walk.of(ev.LoopEvent)
+            if event.frame is replay.frame and event.clock < replay.clock
+        ]
+        if not (loops and isinstance(loops[-1], External) and _at_most(loops[-1], FEW)):
+            return True
+    return False
 
 
 FEW = 8  # replays that are no reason to capture

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphlint.checks.base import Report, Walk, at, cell_name, operands, place, replayed_after
-from graphlint.checks.keys import names_in
 from graphlint.checks.memory import captured, inputs_of, memory_read
 from graphlint.flow import events as ev
 from graphlint.flow.values import (
@@ -192,12 +191,7 @@ def _forgotten(
             given = value is not None and (
                 tensors_in(value) or (isinstance(value, Unknown) and param.default is None and param.kind == "pos")
             )
-            if (
-                value is None
-                or param.name in ("self", "cls")
-                or not given
-                or param.name in set(names_in(frame.func.body))
-            ):
+            if value is None or param.name in ("self", "cls") or not given or param.name in walk.names_in(frame.func):
                 continue
             wanted = [str(key) for key in value.slots] if isinstance(value, Mapping) else [param.name]
             name = next(

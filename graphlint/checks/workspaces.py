@@ -19,7 +19,7 @@ def cleared_workspace(walk: Walk) -> Iterator[Report]:
             continue
         if not _warmed_on_stream(capture, walk):
             continue  # the workspace was made inside, in the graph's own pool
-        for call, func in compiled_calls(walk):
+        for call, _ in compiled_calls(walk):
             first = constant(call.keywords.get("<first>")) is True
             if first and call.clock > capture.end and replayed_after(capture, call.clock, walk):
                 report = at(call, "cleared-workspace", capture)

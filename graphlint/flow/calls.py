@@ -575,18 +575,18 @@ class Calls(Expressions):
         return value
 
     def _tensor_attributes(self, cls: ClassInfo) -> frozenset[str]:
-        key = ("tensors", id(cls.cls))
-        if key not in self.memo:
-            self.memo[key] = evidence.tensor_attributes(cls.cls)
-        found: frozenset[str] = self.memo[key]
+        shared, key = self.project.shared, ("tensors", id(cls.cls))
+        if key not in shared:
+            shared[key] = evidence.tensor_attributes(cls.cls)
+        found: frozenset[str] = shared[key]
         return found
 
     def _tensor_parameters(self, func: Closure) -> frozenset[str]:
-        key = ("tensors", id(func.func))
-        if key not in self.memo:
-            forward = func.func.name == "forward" and func.owner is not None and func.owner.is_module
-            self.memo[key] = evidence.tensor_parameters(func.func, func.module, forward)
-        found: frozenset[str] = self.memo[key]
+        forward = func.func.name == "forward" and func.owner is not None and func.owner.is_module
+        shared, key = self.project.shared, ("tensors", id(func.func), forward)
+        if key not in shared:
+            shared[key] = evidence.tensor_parameters(func.func, func.module, forward)
+        found: frozenset[str] = shared[key]
         return found
 
     def _generator(self, func: Closure, args: list[Value], keywords: dict[str, Value], at: ir.Span) -> Value:

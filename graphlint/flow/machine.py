@@ -58,6 +58,16 @@ class Machine(Branching):
 
     # -- entries
 
+    def forget(self) -> None:
+        """Lets go of what the walk made: scopes, functions and frames hold each other, and Python finds such rings
+        late."""
+        for event in self.events:
+            event.frame.scope.slots.clear()
+        for module in self.project.by_path.values():
+            if module.scope is not None:
+                module.scope.slots.clear()
+        self.__dict__.clear()
+
     def walk_main(self, module: Module) -> None:
         """Runs a file as `__main__`, top to bottom."""
         self.whole = True

@@ -9,8 +9,7 @@ cut off by a bound is counted in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from graphlint import ir
@@ -245,13 +244,9 @@ class State:
 
     # -- frames
 
-    @contextmanager
-    def entered(self, frame: ev.Frame) -> Iterator[None]:
-        outer, self.frame = self.frame, frame
-        try:
-            yield
-        finally:
-            self.frame = outer
+    def entered(self, frame: ev.Frame) -> _Entered:
+        """`with self.entered(frame):` what happens in it happens in that frame."""
+        return _Entered(self, frame)
 
     def on_stack(self, func: object) -> int:
         count, frame = 0, self.frame
@@ -269,6 +264,23 @@ class State:
 
 
 _MISSING: Any = object()
+
+
+class _Entered:
+    """A context manager by hand: a walk enters frames hundreds of thousands of times."""
+
+    __slots__ = ("frame", "outer", "state")
+
+    def __init__(self, state: State, frame: ev.Frame) -> None:
+        self.state = state
+        self.frame = frame
+
+    def __enter__(self) -> None:
+        self.outer = self.state.frame
+        self.state.frame = self.frame
+
+    def __exit__(self, *error: object) -> None:
+        self.state.frame = self.outer
 
 
 def _truth(value: Value) -> bool | None:
