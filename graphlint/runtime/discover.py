@@ -13,7 +13,7 @@ import io
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -40,13 +40,14 @@ class Slot:
 @dataclass(frozen=True)
 class Plain:
     """A place that holds a Python value the code reads. `look(key)` gives it, None when it is gone; `put(value)`
-    sets it.
+    sets it. It is `close` when the guarded function itself names it, or its object has it.
     """
 
     label: str
     look: Callable[[Any], Any]
     key: Any
     put: Callable[[Any], None] | None = None
+    close: bool = True
 
 
 @dataclass
@@ -165,6 +166,7 @@ def _callable(found: Found, fn: Any, depth: int) -> None:
     elif isinstance(fn, types.MethodType):
         _visit(found, fn.__self__, "self", None, depth)
         _callable(found, fn.__func__, depth)
+        _methods(found, fn.__func__, type(fn.__self__), depth)
     elif isinstance(fn, types.FunctionType):
         _function(found, fn, depth)
     elif hasattr(fn, "__wrapped__"):
@@ -172,6 +174,19 @@ def _callable(found: Found, fn: Any, depth: int) -> None:
     elif not isinstance(fn, (type, types.BuiltinFunctionType)) and callable(fn):
         _visit(found, fn, type(fn).__name__, None, depth)
         _method(found, type(fn), "__call__", depth)
+
+
+def _methods(found: Found, fn: Any, cls: type, depth: int) -> None:
+    """The methods of the same class that a method names, and those that they name."""
+    names, todo = set[str](), [fn]
+    while todo:
+        code = getattr(todo.pop(), "__code__", None)
+        for name in _global_names(code) - names if code is not None else ():
+            names.add(name)
+            method = getattr(cls, name, None)
+            if isinstance(method, types.FunctionType) and not is_library(method.__code__.co_filename):
+                _callable(found, method, depth + 1)
+                todo.append(method)
 
 
 def _method(found: Found, cls: type, name: str, depth: int) -> None:
@@ -225,7 +240,7 @@ def _visit(found: Found, value: Any, label: str, slot: Slot | None, depth: int, 
     """Files one value under what it is, and walks on where it is the user's own object."""
     if isinstance(value, PLAIN):
         if plain is not None and value is not None:
-            found.plain.append(plain)
+            found.plain.append(plain if depth <= 1 else replace(plain, close=False))
         if value is None and slot is not None:
             found.names.append(slot)  # a tensor may come
         return
@@ -241,8 +256,7 @@ def _visit(found: Found, value: Any, label: str, slot: Slot | None, depth: int, 
         _callable(found, value._fn, depth + 1)
         return
     if isinstance(value, torch.nn.Module):
-        found._seen.add(id(value))
-        found.modules[_free(found.modules, label)] = value
+        _module(found, value, label, depth)
         return
     if isinstance(value, torch.optim.Optimizer):
         found._seen.add(id(value))
@@ -261,6 +275,16 @@ def _visit(found: Found, value: Any, label: str, slot: Slot | None, depth: int, 
         _callable(found, value, depth + 1)
     elif not isinstance(value, (type, types.ModuleType)) and _is_users(type(value)):
         _object(found, value, label, depth)
+
+
+def _module(found: Found, module: torch.nn.Module, label: str, depth: int) -> None:
+    """A module, and what its own class or user keeps in it beside tensors: an optimizer, a scaler, a cache."""
+    found._seen.add(id(module))
+    found.modules[_free(found.modules, label)] = module
+    for path, sub in module.named_modules():
+        for name, value in () if isinstance(sub, torch.jit.ScriptModule) else list(sub.__dict__.items()):
+            if name not in _MODULE_INTERNALS and not isinstance(value, (torch.Tensor, *PLAIN)):
+                _visit(found, value, f"{label}.{path}.{name}" if path else f"{label}.{name}", None, depth + 1)
 
 
 def _scheduler(found: Found, value: Any, label: str, depth: int) -> None:

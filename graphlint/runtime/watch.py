@@ -162,7 +162,7 @@ def _numbers(found: Found) -> list[tuple[Plain, str, bool]]:
                     kind = "lr" if name == "lr" else "number"
                     look = functools.partial(group_value, optimizer, g)
                     out.append((Plain(f"{path}.param_groups[{g}]['{name}']", look, name), kind, name == "lr"))
-    out.extend((plain, "number", True) for plain in found.plain)
+    out.extend((plain, "number", plain.close) for plain in found.plain)
     for path, module in found.submodules():
         out.extend((plain, "number", False) for plain in module_plain(path, module))
     return out

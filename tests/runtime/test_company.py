@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from graphlint.runtime.errors import StaleScalarError  # noqa: E402
 from graphlint.runtime.guard import capture_safe  # noqa: E402
 
 CALLS = 8
@@ -162,3 +163,75 @@ def test_inference_results_that_are_kept(kit: Any) -> None:
         kept = [guard(kit.randn(3, 4, seed=i)) for i in range(CALLS)]
         for i, y in enumerate(kept):
             assert torch.equal(y, m(kit.randn(3, 4, seed=i)))
+
+
+class Task(torch.nn.Module):
+    """A module that is its own trainer: optimizer, scaler, books and helpers are attributes."""
+
+    def __init__(self, kit: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = net(kit)
+        rate = torch.tensor(0.01, device=kit.device)
+        extra = {"capturable": True} if kit.device == "cuda" else {"fused": True}
+        self.tools = {"optimizer": torch.optim.AdamW(self.net.parameters(), lr=rate, **extra)}
+        self.logged: dict[str, Any] = {}
+        self.teacher = [copy.deepcopy(self.net).requires_grad_(False)]  # in a list, so that it is no submodule
+
+    def training_step(self, batch: Any) -> Any:
+        loss = (self.net(batch["x"]) - self.teacher[0](batch["x"]) - 1).square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def log(self, name: str, value: Any) -> None:
+        self.logged[name] = value.detach()
+
+    def fit(self, batch: Any) -> Any:
+        self.tools["optimizer"].zero_grad()
+        loss = self.training_step(batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+        self.tools["optimizer"].step()
+        with torch.no_grad():
+            for p, q in zip(self.teacher[0].parameters(), self.net.parameters(), strict=True):
+                p.lerp_(q, 0.1)
+        return {"loss": loss}
+
+
+def test_a_module_that_is_its_own_trainer(kit: Any) -> None:
+    mine, twin = Task(kit), Task(kit)
+    guard = kit.guard(mine.fit)
+    for i in range(CALLS):
+        batch = {"x": kit.randn(3, 4, seed=i)}
+        assert torch.equal(guard(batch)["loss"], twin.fit(batch)["loss"].detach())
+        assert torch.equal(mine.logged["loss"], twin.logged["loss"])
+        for p, q in zip(mine.teacher[0].parameters(), twin.teacher[0].parameters(), strict=True):
+            assert torch.equal(p, q)
+    assert guard.stats["replays"] > 0
+    state = guard._service.maker.state
+    assert list(state.found.optimizers) == ["self.tools['optimizer']"]
+
+
+def test_globals_of_a_method_that_the_guarded_one_calls(kit: Any) -> None:
+    class Scaled:
+        def __init__(self) -> None:
+            self.w = torch.ones(3, device=kit.device)
+
+        def inner(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.w * FACTOR["by"]
+
+        def outer(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) + 1
+
+    guard = kit.guard(Scaled().outer)
+    x = kit.randn(3)
+    for _ in range(CALLS):
+        assert torch.equal(guard(x), x * 2 + 1)
+    FACTOR["by"] = 3.0
+    with pytest.raises(StaleScalarError, match="FACTOR"):
+        for _ in range(60):
+            guard(x)
+    FACTOR["by"] = 2.0
+
+
+FACTOR = {"by": 2.0}
