@@ -36,13 +36,13 @@ class Body:
         here = sites.locals_of(frame)
         self._statements = statements
         stored, loaded = _names(statements)
-        local = stored if at_module else {name for name in here if name.isidentifier()}
+        self._looped = _stored_in_loops(self.filename, row, end_row)  # every graph of a loop has its own of them
+        local = stored | loaded & self._looped if at_module else {name for name in here if name.isidentifier()}
         self._parameters = sorted(name for name in local if name in here)
         self._kept = {name: _weak(here[name]) for name in self._parameters}
         self._needed = loaded & set(self._parameters)
         self._shared = sorted(loaded - set(self._parameters) - set(dir(builtins)))
         self._later = _stored_after(frame.f_code, end_row)
-        self._looped = _stored_in_loops(self.filename, row, end_row)
         self._callers = callers.Callers(frame)
         self._compiled: Callable[..., Any] | None = None
         #: names whose plain values are others now than at capture; filled by `bind`
@@ -85,7 +85,7 @@ class Body:
         """How to look up again the names that lead to tensors and may lead to others later: globals, and locals that
         the function assigns again."""
         shared = [name for name, value in self._shared_now().items() if isinstance(value, torch.Tensor)]
-        again = sorted(self._later & self._needed)
+        again = sorted(self._later & self._needed - self._looped)
         found: dict[str, Callable[[], Any]] = {name: functools.partial(self._globals.get, name) for name in shared}
         return found | {name: functools.partial(self._local_now, name) for name in again}
 

@@ -59,6 +59,7 @@ class Onlookers:
         graph.statics = statics(roots)
         self.stepping.closed(roots)
         self._sharing.closed(graph)
+        self._strays.closed(graph)
         self.workspaces.closed(graph)
 
     def operator(self, use: Use) -> None:

@@ -20,13 +20,21 @@ class Strays:
     def __init__(self, session: Session, judge: Judge, keep: Keep) -> None:
         self._session, self._judge, self._keep = session, judge, keep
         self._strays: dict[int, tuple[str, Site, Site]] = {}
+        self._results: set[int] = set()
+
+    def closed(self, graph: Captured) -> None:
+        """A capture has ended."""
+        self._results |= graph.watch.outputs if graph.watch is not None else set()
 
     def replaying(self, graph: Captured, here: Site) -> None:
         """A graph is about to replay: which of its results' names lead elsewhere by now?"""
         for path, tensor in graph.watch.strayed() if graph.watch is not None else ():
+            number = self._session.roles.identity(tensor)
+            if number in self._results or path.isidentifier():
+                continue  # the result of another graph; a local name is bound by the statements that one reads
             bound = staleness.assigned(graph.region.trace, path.rsplit(".", 1)[-1].split("[")[0])
             if bound is not None:
-                self._strays[self._session.roles.identity(tensor)] = (path, bound, here)
+                self._strays[number] = (path, bound, here)
 
     def read(self, tensors: list[torch.Tensor], site: Site) -> None:
         """Values of these tensors are used, outside every region."""
