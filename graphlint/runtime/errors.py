@@ -333,6 +333,7 @@ ERROR_OF_RULE: dict[str, type[CaptureError]] = {
     "frozen-scalar": StaleScalarError,
     "frozen-flag": StaleScalarError,
     "frozen-mode": StaleScalarError,
+    "python-hook": StaleScalarError,
     "frozen-lr": StaleScalarError,
     "scheduler-in-region": StaleScalarError,
     "unrepeated-effect": StaleScalarError,

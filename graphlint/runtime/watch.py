@@ -32,6 +32,7 @@ _RULE_OF_KIND = {
     "lr": "frozen-lr",
     "flag": "frozen-flag",
     "mode": "frozen-mode",
+    "hooks": "python-hook",
 }
 
 
@@ -57,7 +58,11 @@ class Fact(NamedTuple):
         """The fact as an error with rule and cure."""
         rule = _RULE_OF_KIND[self.kind]
         now = self.look(self.key)
-        if self.address is not int:
+        if self.kind == "hooks":
+            reason = (
+                f"`{self.label}` had {self.held} hook(s) at capture and has {now} now; the graph runs those of then"
+            )
+        elif self.address is not int:
             if isinstance(self.held, torch.Tensor) and isinstance(now, (int, float)):
                 reason = (
                     f"`{self.label}` was a tensor at capture and is the number {now!r} now; the graph does not see it"
@@ -76,6 +81,8 @@ class Fact(NamedTuple):
 def _cure(kind: str, label: str) -> str:
     if kind in ("lr", "hyperparameter"):
         return f"Keep it a device tensor and write in place (`{label}.fill_(value)`), or call `.invalidate()`."
+    if kind == "hooks":
+        return "Register hooks before the first call, or call `.invalidate()` to capture again."
     if kind in ("number", "flag", "mode"):
         return "Pass it as an argument or keep it in a device tensor, or call `.invalidate()` to capture again."
     return "Write into the old tensor with `copy_`, or call `.invalidate()` to capture again."
@@ -169,15 +176,24 @@ def _numbers(found: Found) -> list[tuple[Plain, str, bool]]:
 
 
 def _modes(found: Found) -> list[Fact]:
-    """Training flags of submodules, and which parameters require grad."""
-    facts = [
-        Fact(functools.partial(getattr, m), "training", m.training, int, 0, "mode", f"{path}.training")
-        for path, m in found.submodules()
-    ]
+    """Training flags and hooks of submodules, and which parameters require grad."""
+    facts = []
+    for path, m in found.submodules():
+        facts.append(Fact(functools.partial(getattr, m), "training", m.training, int, 0, "mode", f"{path}.training"))
+        facts.append(Fact(_hooks, m, _hooks(m), int, 0, "hooks", path))
     for label, param in found.parameters():
         look = param.__getattribute__
         facts.append(Fact(look, "requires_grad", param.requires_grad, int, 0, "flag", f"{label}.requires_grad"))
     return facts
+
+
+def _hooks(module: torch.nn.Module) -> int:
+    """How many hooks a module and its own parameters have."""
+    own = len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
+    for param in module._parameters.values():
+        if param is not None and param._backward_hooks:
+            own += len(param._backward_hooks)
+    return own
 
 
 class _Loaded:

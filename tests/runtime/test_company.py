@@ -63,6 +63,34 @@ def test_hooks_of_modules_and_tensors_run_at_capture_and_their_work_is_replayed(
     assert train(kit, forward, hooked(), True) == train(kit, forward, hooked(), False)
 
 
+@pytest.mark.parametrize("where", ["module", "pre", "parameter"])
+def test_a_hook_that_comes_after_the_capture_is_noticed(kit: Any, where: str) -> None:
+    m = net(kit)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        m.zero_grad()
+        loss = m(x).square().mean()
+        loss.backward()
+        return loss
+
+    guard = kit.guard(step)
+    x = kit.randn(3, 4)
+    for _ in range(CALLS):
+        guard(x)
+    if where == "module":
+        handle = m[2].register_forward_hook(lambda mod, args, out: out * 2)
+    elif where == "pre":
+        handle = m[0].register_forward_pre_hook(lambda mod, args: (args[0] * 2,))
+    else:
+        handle = m[0].weight.register_hook(lambda g: g * 2)
+    with pytest.raises(StaleScalarError, match="hook") as caught:
+        for _ in range(400):
+            guard(x)
+    assert caught.value.rule == "python-hook"
+    handle.remove()
+    guard(x)
+
+
 def test_saved_tensor_hooks_and_custom_functions(kit: Any) -> None:
     class Twice(torch.autograd.Function):
         @staticmethod
