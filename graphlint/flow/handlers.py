@@ -238,11 +238,6 @@ def _numpy_generator(machine: Machine, event: ev.CallEvent) -> Value:
     return External("numpy.random.Generator", machine.site(event.at), machine.tick())
 
 
-def _rng_state(machine: Machine, event: ev.CallEvent) -> Value:
-    """The state of a generator: bytes on the host, also that of a device's."""
-    return machine.tensor(event.at, "cpu", "int", 1)
-
-
 def _namespace(machine: Machine, event: ev.CallEvent) -> Value:
     """An object with what it is given as its attributes."""
     made = External(event.name, machine.site(event.at), machine.tick())
@@ -308,8 +303,6 @@ HANDLERS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
     "torch.cuda.make_graphed_callables": _graphed, "transformer_engine.pytorch.make_graphed_callables": _graphed,
     "torch.compile": graphs.compiled, "graphlint.capture_safe": _guard,
     "torch.utils.checkpoint.checkpoint": _checkpoint,
-    "torch.get_rng_state": _rng_state, "torch.cuda.get_rng_state": _rng_state,
-    "torch.random.get_rng_state": _rng_state, "torch.cuda.random.get_rng_state": _rng_state,
     "numpy.random.default_rng": _numpy_generator,
     "types.SimpleNamespace": _namespace, "argparse.Namespace": _namespace,
     "logging.getLogger": _logger, "logging.Logger.getChild": _logger, "copy.deepcopy": _deepcopy,

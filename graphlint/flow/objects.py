@@ -188,8 +188,6 @@ def _external_method(machine: Machine, event: ev.CallEvent, obj: External, name:
     if obj.name.startswith("torch.optim.lr_scheduler."):
         return NONE
     if obj.name == "torch.Generator":
-        if name == "get_state":
-            return machine.tensor(event.at, "cpu", "int", 1)
         return obj if name in ("manual_seed", "set_state") else UNKNOWN
     if obj.name == "collections.defaultdict":
         return UNKNOWN
@@ -270,8 +268,6 @@ def unknown_method(machine: Machine, event: ev.CallEvent, name: str) -> Value:
     if name == "replay":
         graphs.replay(machine, None, event.at)
         return UNKNOWN
-    if name == "get_state":  # of a generator: bytes on the host
-        return machine.tensor(event.at, "cpu", "int", 1, sure=False)
     if name in ("size", "dim", "numel"):
         return Host("int", marks=frozenset({"shape"}))
     if name in ("cpu", "cuda"):

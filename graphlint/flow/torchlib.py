@@ -308,6 +308,8 @@ def call(machine: Machine, event: ev.CallEvent) -> Value:
     handler = handlers.HANDLERS.get(name)
     if handler is not None:
         return handler(machine, event)
+    if name.endswith((".get_state", ".get_rng_state")):  # of a generator: bytes on the host, also of a device's
+        return machine.tensor(event.at, "cpu", "int", 1, sure=False)
     receiver = event.receiver
     if isinstance(receiver, Tensor):
         return tensors.method(machine, event, receiver, name.rpartition(".")[2])
