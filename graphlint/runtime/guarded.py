@@ -150,8 +150,8 @@ class CaptureSafe:
         return {"graphs": len(graphs), "replays": replays, "evicted": graphs.evicted, **counts}
 
     def memory(self) -> dict[str, int]:
-        """Bytes: `inputs` in buffers, `outputs` in static results, `pool` in the shared pool as the allocator sees
-        it.
+        """Bytes: `inputs` in buffers, `outputs` in static results, `pool` in the pools of all graphs as the allocator
+        sees them.
         """
         return self._service.memory()
 

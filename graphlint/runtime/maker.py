@@ -142,7 +142,9 @@ class Maker:
     def _forward_and_backward(self, admission: Admission, size: int) -> Held:
         steps = self.options.verify
         assert self._graphs.shared is not None
-        both = capture_autograd(admission, size, self._graphs.own_pool(admission), self._graphs.shared)
+        pool = self._graphs.own_pool(admission)
+        both = capture_autograd(admission, size, pool, self._graphs.shared)
+        both.pool = pool
         try:
             if steps != "off":
                 prove_autograd(admission, both, 3 if steps == "first" else int(steps))

@@ -331,15 +331,15 @@ class Service:
     # ---- looking and letting go ----
 
     def memory(self) -> dict[str, int]:
-        """Bytes in input buffers, in static results, and in the shared pool as the allocator sees it."""
+        """Bytes in input buffers, in static results, and in the pools of all graphs as the allocator sees them."""
         outputs = sum(
             out.untyped_storage().nbytes()
             for captured in self.graphs.values()
             for out in captured.outputs
             if isinstance(out, torch.Tensor)
         )
-        pool = self.graphs.pool
-        held = 0 if pool is None or self.backend.unavailable() else self.backend.pool_bytes(pool)
+        pools = {id(c.pool): c.pool for c in self.graphs.values() if c.pool is not None}
+        held = 0 if self.backend.unavailable() else sum(map(self.backend.pool_bytes, pools.values()))
         return {"inputs": sum(c.static.nbytes for c in self.graphs.values()), "outputs": outputs, "pool": held}
 
     def forget(self, reason: str) -> None:

@@ -93,6 +93,26 @@ def test_memory_counts_buffers_and_outputs(kit: Any) -> None:
     assert guard.memory() == {"inputs": 0, "outputs": 0, "pool": 0}
 
 
+@pytest.mark.parametrize("mode", ["step", "autograd"])
+def test_memory_counts_every_pool(kit: Any, mode: str) -> None:
+    m = torch.nn.Linear(16, 16).to(kit.device)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = m(x).square().sum()
+        if mode == "step":
+            loss.backward()
+        return loss
+
+    guard = kit.guard(step, mode=mode)
+    for _ in range(3):
+        loss = guard(kit.randn(4, 16))
+        if mode == "autograd":
+            loss.backward()
+    assert guard.memory()["pool"] >= 4 * 16 * 16
+    guard.reset()
+    assert guard.memory()["pool"] == 0
+
+
 def test_a_deep_copy_guards_a_copy(kit: Any) -> None:
     guard = kit.guard(torch.nn.Linear(4, 4).to(kit.device))
     x = kit.randn(2, 4)
