@@ -222,6 +222,7 @@ def _play_rest(session: Session, patches: Patches) -> None:
     patches.put(torch, "Generator", _generator(session))
     patches.put(torch.nn.Module, "cuda", lambda self, device=None: self.to("cuda"))
     patches.put(torch.amp.autocast_mode.autocast, "__init__", _autocast(torch.amp.autocast_mode.autocast.__init__))
+    patches.put(torch.backends.cudnn, "is_acceptable", lambda tensor: False)  # torch may be built for CUDA all the same
     patches.put(torch, "compile", functools.partial(compiled.play_compile, session))
     patches.put(torch, "cond", functools.partial(moves.play_cond, session))
     patches.put(torch, "load", _load(session, torch.load))
