@@ -163,6 +163,7 @@ class ClassInfo:
         self.attributes: dict[str, ir.Assign] = {}
         self.bases: list[ClassInfo | str] = []
         self.dataclass = False
+        self.metaclass: Value | None = None
         self.slots: dict[str, Value] = {}
         for stmt in _class_statements(cls.body):
             if isinstance(stmt, ir.Define):

@@ -261,7 +261,15 @@ def first_step_branch(walk: Walk) -> Iterator[Report]:
                 if not isinstance(host, Host):
                     continue
                 for cell in host.origins:
-                    later = next((write for write in writes if write.cell == cell and write.clock > test.clock), None)
+                    later = next(
+                        (
+                            write
+                            for write in writes
+                            # a count that goes up before it is tested stands still all the same
+                            if write.cell == cell and (write.clock > test.clock or write.how == "augment")
+                        ),
+                        None,
+                    )
                     if (
                         later is not None
                         and not _put_back(cell, capture, walk)

@@ -9,6 +9,7 @@ from graphlint.checks.memory import captured
 from graphlint.flow import events as ev
 from graphlint.flow.values import (
     Holder,
+    Host,
     Items,
     Mapping,
     Tensor,
@@ -132,6 +133,39 @@ def reread_output(walk: Walk) -> Iterator[Report]:
             if read is not None:
                 yield _kept_over(write, read, capture)
                 break
+
+
+def reread_container(walk: Walk) -> Iterator[Report]:
+    """A dict or tuple that was made around a result is looked into behind a later replay."""
+    for capture in captured(walk):
+        replays = [one for one in walk.replays(capture) if not _one_of_several(one, walk)]
+        if len(replays) < 2 or not walk.whole:
+            continue
+        for write in walk.of(ev.WriteEvent):
+            made = write.new
+            if (
+                write.capture is None
+                and isinstance(made, (Mapping, Items))
+                and made.born > replays[0].clock
+                and _outputs(made, capture)
+                and not isinstance(write.cell.holder, (Mapping, Items))
+            ):
+                used = _looked_into(made, write, replays, capture, walk)
+                if used is not None:
+                    yield _kept_over(write, used, capture)
+                    break
+
+
+def _looked_into(
+    made: Mapping | Items, write: ev.WriteEvent, replays: list[ev.ReplayEvent], capture: ev.Capture, walk: Walk
+) -> ev.Event | None:
+    for event in walk.of(ev.IndexEvent):
+        if event.clock > write.clock and event.stored is None and event.sure and event.obj is made:
+            key = event.index.value if isinstance(event.index, Host) and event.index.known else None
+            value = made.slots.get(key) if isinstance(key, (str, int)) else None
+            if value is not None and _outputs(value, capture) and _replay_between(write, event, replays):
+                return event
+    return None
 
 
 def _one_of_several(replay: ev.ReplayEvent, walk: Walk) -> bool:

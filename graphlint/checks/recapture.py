@@ -148,9 +148,7 @@ def _pays_off(replays: list[ev.ReplayEvent], walk: Walk) -> bool:
         return False
     for replay in replays:
         loops = [
-            event.value
-            for event in walk.of(ev.LoopEvent)
-            if event.frame is replay.frame and event.clock < replay.clock
+            event.value for event in walk.of(ev.LoopEvent) if event.frame is replay.frame and event.clock < replay.clock
         ]
         if not (loops and isinstance(loops[-1], External) and _at_most(loops[-1], FEW)):
             return True

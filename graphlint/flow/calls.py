@@ -356,6 +356,8 @@ class Calls(Expressions):
         if isinstance(func.func, Closure):
             return self.enter(func.func, [func.receiver, *args], keywords, at)
         receiver, name = func.receiver, func.func
+        if isinstance(receiver, ClassValue) and name == "__new__" and self.made_class is not None:
+            return self.made_class
         if isinstance(receiver, ClassValue) and name == "apply":
             return torchlib.call_function_class(self.machine, receiver.cls, args, keywords, at)
         if isinstance(receiver, Tensor):

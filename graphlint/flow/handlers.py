@@ -303,6 +303,7 @@ HANDLERS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
     "torch.cuda.make_graphed_callables": _graphed, "transformer_engine.pytorch.make_graphed_callables": _graphed,
     "torch.compile": graphs.compiled, "graphlint.capture_safe": _guard,
     "torch.utils.checkpoint.checkpoint": _checkpoint,
+    "builtins.type.__new__": lambda machine, event: machine.made_class or UNKNOWN,
     "numpy.random.default_rng": _numpy_generator,
     "types.SimpleNamespace": _namespace, "argparse.Namespace": _namespace,
     "logging.getLogger": _logger, "logging.Logger.getChild": _logger, "copy.deepcopy": _deepcopy,

@@ -80,11 +80,17 @@ class Naming(Statements):
                 self.run(stmt)
 
     def _hooked(self, stmt: ir.Stmt) -> bool:
-        """Whether a class has a base of the project that is told of its subclasses."""
-        bases = stmt.cls.bases if isinstance(stmt, ir.DefineClass) else ()
-        values = [self.eval(base) for base in bases if isinstance(base, (ir.Name, ir.Attr))]
+        """Whether a class has a base of the project that is told of its subclasses, or a metaclass of the project."""
+        if not isinstance(stmt, ir.DefineClass):
+            return False
+        meta = [word.value for word in stmt.cls.keywords if word.name == "metaclass"]
+        if meta and isinstance(self.eval(meta[0]), ClassValue):
+            return True
+        values = [self.eval(base) for base in stmt.cls.bases if isinstance(base, (ir.Name, ir.Attr))]
         return any(
-            isinstance(value, ClassValue) and value.cls.find("__init_subclass__") is not None for value in values
+            isinstance(value, ClassValue)
+            and (value.cls.find("__init_subclass__") is not None or value.cls.metaclass is not None)
+            for value in values
         )
 
     def _enters(self, deco: ir.Expr) -> bool:

@@ -348,6 +348,9 @@ def _host_method(machine: Machine, host: Host, name: str, args: list[Value], at:
             for one in args:
                 machine.happen(ev.FormatEvent, at, one)
             return Host("str")
+        folded = _folded(machine, host, name, args, at)
+        if folded is not None:
+            return folded
         if name in ("startswith", "endswith", "isdigit"):
             if host.known and args and isinstance(args[0], Host) and args[0].known:
                 return const(bool(getattr(str(host.value), name)(args[0].value)))
@@ -364,6 +367,26 @@ def _host_method(machine: Machine, host: Host, name: str, args: list[Value], at:
             else Host("any", origins=host.origins, marks=host.marks)
         )
     return Host("any", origins=host.origins, marks=host.marks)
+
+
+_PURE_TEXT = frozenset({
+    "split", "rsplit", "lower", "upper", "strip", "lstrip", "rstrip", "replace", "title", "partition", "rpartition",
+    "removeprefix", "removesuffix", "startswith", "endswith", "isdigit", "count", "find",
+})  # fmt: skip
+
+
+def _folded(machine: Machine, host: Host, name: str, args: list[Value], at: ir.Span) -> Value | None:
+    """What a method of a known text gives for known arguments."""
+    known = all(isinstance(one, Host) and one.known for one in args)
+    if name not in _PURE_TEXT or not host.known or not known:
+        return None
+    try:
+        made = getattr(str(host.value), name)(*[one.value for one in args if isinstance(one, Host)])
+    except (TypeError, ValueError):  # Python would refuse as well
+        return None
+    if isinstance(made, (list, tuple)):
+        return machine.items(type(made).__name__, [const(one) for one in made], at)
+    return Host(type(made).__name__, made, host.origins, host.marks)
 
 
 # --- builtin functions -----------------------------------------------------------------------------------------------

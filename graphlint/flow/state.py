@@ -92,6 +92,7 @@ class State:
         self.default_stream: External | None = None
         self.veils = 0  # how many context managers are open of which nothing is known: one may change the stream
         self.grad_mode = True  # autograd records
+        self.made_class: Value | None = None  # the class that a metaclass is being told of
         self.grown: list[Cell | Holder] = []  # counters and containers, in the order in which they grew
         self.longer: set[Holder] = set()  # containers that grew in a loop with more rounds than were walked
         self.frozen: set[Storage] = set()  # parameters that need no gradient, one by one

@@ -279,6 +279,7 @@ class Statements(Calls):
                 ):
                     cls.dataclass = True
         value: Value = ClassValue(cls)
+        self._under_metaclass(node, cls, value)
         hook = cls.find_after(cls, "__init_subclass__")
         if hook is not None:
             words = {
@@ -292,6 +293,28 @@ class Statements(Calls):
                 value = made if isinstance(made, ClassValue) else value
         self.put(self.frame.scope, node.cls.name, value)
         return NORMAL
+
+    def _under_metaclass(self, node: ir.DefineClass, cls: ClassInfo, value: Value) -> None:
+        """A metaclass of the project is told of the class: registries fill themselves so."""
+        found: Value | None = next((self.eval(one.value) for one in node.cls.keywords if one.name == "metaclass"), None)
+        if found is None:
+            found = next((one.metaclass for one in cls.mro() if isinstance(one, ClassInfo) and one.metaclass), None)
+        if not isinstance(found, ClassValue):
+            return
+        cls.metaclass = found
+        body = Mapping(self.site(node.at), self.tick())
+        for name in cls.attributes:
+            slot = self.class_slot(cls, name)
+            if slot is not None:
+                body.slots[name] = slot
+        given = [const(cls.name), self.items("tuple", [], node.at), body]
+        for name in ("__new__", "__init__"):
+            method = found.cls.find(name)
+            if method is not None:
+                self.made_class, outer = value, self.made_class
+                first = found if name == "__new__" else value
+                self.enter(self.method_closure(*method), [first, *given], {}, node.at)
+                self.made_class = outer
 
     def _base(self, cls: ClassInfo, base: Value) -> None:
         for one in alternatives(base):
