@@ -18,13 +18,12 @@ from construct_programs import ROWS, load
 
 from graphlint.runtime.dryrun import dry_run, emulated_device
 
-# a step that is warmed up first, as the dry run does, and other threads in the default mode: these capture
-WORKS = {"other_thread_alloc", "other_thread_pin"} | {r["name"] for r in ROWS if r["name"].startswith("no_warmup_")}
+# a step that is warmed up first, as the dry run does: these capture
+WORKS = {r["name"] for r in ROWS if r["name"].startswith("no_warmup_")}
 ELSEWHERE = {
     "cupy_sum": "needs CuPy",
     "ipc_share": "shares memory of a real device",
     "torch_Tensor_list": "a type that a torch without CUDA does not have",
-    "transformer_encoder_nested": "the encoder's fast path does not run under a function mode",
 }
 
 
