@@ -19,8 +19,8 @@ from graphlint.runtime.backend import CaptureFailed, CaptureRequest, GraphBacken
 from graphlint.runtime.buckets import Unpad
 from graphlint.runtime.calls import Call
 from graphlint.runtime.compare import Tolerance
-from graphlint.runtime.discover import Slot
 from graphlint.runtime.errors import Where, error_of
+from graphlint.runtime.found import Slot
 from graphlint.runtime.inputs import StaticInputs
 from graphlint.runtime.options import Options
 from graphlint.runtime.refusals import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from graphlint.runtime.admit import Admission
-from graphlint.runtime.discover import Slot
+from graphlint.runtime.found import Slot
 
 Born = list[tuple[Slot, torch.Tensor]]
 

@@ -16,8 +16,8 @@ import torch
 
 from graphlint.runtime.backend import Graph, GraphBackend
 from graphlint.runtime.buckets import Unpad
-from graphlint.runtime.discover import Slot
 from graphlint.runtime.errors import TwoForwardsError
+from graphlint.runtime.found import Slot
 from graphlint.runtime.hotpath import (
     MISS,
     Source,

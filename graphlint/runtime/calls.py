@@ -11,8 +11,8 @@ import torch
 
 from graphlint.runtime.backend import GraphBackend
 from graphlint.runtime.buckets import BucketPlan, Declared
-from graphlint.runtime.discover import Found
 from graphlint.runtime.errors import NoDeviceError, SignatureError, Where
+from graphlint.runtime.found import Found
 from graphlint.runtime.inputs import check_inputs
 from graphlint.runtime.options import Options
 from graphlint.runtime.spec import Spec, flatten_call

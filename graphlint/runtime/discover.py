@@ -12,115 +12,17 @@ import functools
 import io
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from graphlint.runtime.found import MODULE_INTERNALS, PLAIN, WIDTH, Found, Plain, Slot, element, getter, setter
 from graphlint.runtime.observe import is_library
 
 _DEPTH = 4
-_WIDTH = 256  # longer containers are data, not state
-PLAIN = (bool, int, float, str, type(None))
 SCHEDULERS = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-_MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) | {"forward"}
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A place that holds a tensor: `get()` reads it, `set(tensor)` binds another. `kind` says what watches call it."""
-
-    label: str
-    kind: str
-    get: Callable[[], Any]
-    set: Callable[[Any], None]
-
-
-@dataclass(frozen=True)
-class Plain:
-    """A place that holds a Python value the code reads. `look(key)` gives it, None when it is gone; `put(value)`
-    sets it. It is `close` when the guarded function itself names it, or its object has it.
-    """
-
-    label: str
-    look: Callable[[Any], Any]
-    key: Any
-    put: Callable[[Any], None] | None = None
-    close: bool = True
-
-
-@dataclass
-class Found:
-    """Everything within reach of a function, by readable label."""
-
-    modules: dict[str, torch.nn.Module] = field(default_factory=dict)
-    optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
-    scalers: dict[str, Any] = field(default_factory=dict)
-    schedulers: dict[str, Any] = field(default_factory=dict)
-    generators: list[torch.Generator] = field(default_factory=list)
-    names: list[Slot] = field(default_factory=list)  # variables of closures and globals that hold a tensor or nothing
-    plain: list[Plain] = field(default_factory=list)
-    iterators: list[Plain] = field(default_factory=list)
-    hidden: list[torch.Tensor] = field(default_factory=list)  # leaves that only a watched call showed
-    objects: dict[str, Any] = field(default_factory=dict)
-    containers: dict[str, Any] = field(default_factory=dict)
-    _seen: set[int] = field(default_factory=set)
-
-    def submodules(self) -> Iterator[tuple[str, torch.nn.Module]]:
-        """Every module once, with its path."""
-        seen: set[int] = set()
-        for root, module in self.modules.items():
-            for name, sub in module.named_modules():
-                if id(sub) not in seen:
-                    seen.add(id(sub))
-                    yield f"{root}.{name}" if name else root, sub
-
-    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter once: those of modules by path, those that only an optimizer knows by index, and any other
-        tensor that gathers gradients.
-        """
-        seen: set[int] = set()
-        for path, module in self.submodules():
-            for name, param in module._parameters.items():
-                if param is not None and id(param) not in seen:
-                    seen.add(id(param))
-                    yield f"{path}.{name}", param
-        for path, optimizer in self.optimizers.items():
-            for g, group in enumerate(optimizer.param_groups):
-                for p, param in enumerate(group["params"]):
-                    if id(param) not in seen:
-                        seen.add(id(param))
-                        yield f"{path}.param_groups[{g}]['params'][{p}]", param
-        others = [(slot.label, slot.get()) for slot in self.loose()]
-        for label, tensor in [*others, *((f"tensor #{i}", t) for i, t in enumerate(self.hidden))]:
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad and tensor.is_leaf and id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield label, tensor
-
-    def loose(self) -> Iterator[Slot]:
-        """Tensors outside of modules and optimizers as they are now: variables, attributes and elements come and go."""
-        yield from self.names
-        for label, owner in self.objects.items():
-            for name, value in list(owner.__dict__.items()):
-                if isinstance(value, torch.Tensor):
-                    place = owner.__dict__
-                    yield Slot(f"{label}.{name}", "tensor", _getter(place, name), _setter(place, name))
-        for label, container in self.containers.items():
-            if isinstance(container, set) or len(container) > _WIDTH:
-                continue
-            pairs = container.items() if isinstance(container, dict) else enumerate(container)
-            for key, value in list(pairs):
-                if isinstance(value, torch.Tensor):
-                    yield Slot(f"{label}[{key!r}]", "tensor", _getter(container, key), _setter(container, key))
-
-    def owners(self) -> Iterator[tuple[str, Any]]:
-        """The objects whose `__dict__` a call may change."""
-        yield from self.submodules()
-        yield from self.optimizers.items()
-        yield from self.scalers.items()
-        yield from self.schedulers.items()
-        yield from self.objects.items()
 
 
 def discover(fn: Any, extra: dict[str, Any]) -> Found:
@@ -221,7 +123,7 @@ def _function(found: Found, fn: types.FunctionType, depth: int) -> None:
 def _names(found: Found, space: dict[str, Any], names: set[str], prefix: str, depth: int) -> None:
     """The values of a module's names."""
     for name in names & space.keys():
-        slot = Slot(prefix + name, "tensor", _getter(space, name), _setter(space, name))
+        slot = Slot(prefix + name, "tensor", getter(space, name), setter(space, name))
         _visit(found, space[name], slot.label, slot, depth + 1, Plain(slot.label, space.get, name, slot.set))
 
 
@@ -283,7 +185,7 @@ def _module(found: Found, module: torch.nn.Module, label: str, depth: int) -> No
     found.modules[_free(found.modules, label)] = module
     for path, sub in module.named_modules():
         for name, value in () if isinstance(sub, torch.jit.ScriptModule) else list(sub.__dict__.items()):
-            if name not in _MODULE_INTERNALS and not isinstance(value, (torch.Tensor, *PLAIN)):
+            if name not in MODULE_INTERNALS and not isinstance(value, (torch.Tensor, *PLAIN)):
                 _visit(found, value, f"{label}.{path}.{name}" if path else f"{label}.{name}", None, depth + 1)
 
 
@@ -297,7 +199,7 @@ def _scheduler(found: Found, value: Any, label: str, depth: int) -> None:
 
 
 def _container(found: Found, value: Any, label: str, depth: int) -> None:
-    if len(value) > _WIDTH:
+    if len(value) > WIDTH:
         return
     found._seen.add(id(value))
     if not isinstance(value, tuple):
@@ -305,7 +207,7 @@ def _container(found: Found, value: Any, label: str, depth: int) -> None:
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in pairs:
         name = f"{label}[{key!r}]"
-        look = value.get if isinstance(value, dict) else functools.partial(_at, value)
+        look = value.get if isinstance(value, dict) else functools.partial(element, value)
         _visit(found, item, name, None, depth + 1, Plain(name, look, key))
 
 
@@ -316,32 +218,8 @@ def _object(found: Found, value: Any, label: str, depth: int) -> None:
         return
     found.objects[_free(found.objects, label)] = value
     for name, item in list(attributes.items()):
-        plain = Plain(f"{label}.{name}", attributes.get, name, _setter(attributes, name))
+        plain = Plain(f"{label}.{name}", attributes.get, name, setter(attributes, name))
         _visit(found, item, f"{label}.{name}", None, depth + 1, plain)
-
-
-def module_plain(path: str, module: torch.nn.Module) -> Iterator[Plain]:
-    """The plain attributes that a module's own class or user set: scales, flags, names."""
-    for name, value in module.__dict__.items():
-        if name not in _MODULE_INTERNALS and isinstance(value, PLAIN) and value is not None:
-            yield Plain(f"{path}.{name}", module.__dict__.get, name)
-
-
-def module_tensors(path: str, module: torch.nn.Module) -> Iterator[Slot]:
-    """Parameters, buffers and plain tensor attributes of one module (not of its children)."""
-    if isinstance(module, torch.jit.ScriptModule):  # its tables are in C++
-        for kind, tensors in (("parameter", module.named_parameters), ("buffer", module.named_buffers)):
-            for name, _ in tensors(recurse=False):
-                put = functools.partial(setattr, module, name)
-                yield Slot(f"{path}.{name}", kind, functools.partial(getattr, module, name), put)
-        return
-    for name in list(module._parameters):
-        yield Slot(f"{path}.{name}", "parameter", _getter(module._parameters, name), _setter(module._parameters, name))
-    for name in list(module._buffers):
-        yield Slot(f"{path}.{name}", "buffer", _getter(module._buffers, name), _setter(module._buffers, name))
-    for name, value in list(module.__dict__.items()):
-        if isinstance(value, torch.Tensor):
-            yield Slot(f"{path}.{name}", "buffer", _getter(module.__dict__, name), _setter(module.__dict__, name))
 
 
 def _global_names(code: types.CodeType) -> set[str]:
@@ -374,21 +252,6 @@ def _free(taken: dict[str, Any], label: str) -> str:
     while name in taken:
         name, i = f"{label}#{i}", i + 1
     return name
-
-
-def _getter(mapping: Any, key: Any) -> Callable[[], Any]:
-    return functools.partial(mapping.get, key) if isinstance(mapping, dict) else functools.partial(_at, mapping, key)
-
-
-def _setter(mapping: Any, key: Any) -> Callable[[Any], None]:
-    def put(value: Any) -> None:
-        mapping[key] = value
-
-    return put
-
-
-def _at(sequence: Any, index: int) -> Any:
-    return sequence[index] if index < len(sequence) else None
 
 
 def _set_cell(cell: types.CellType, value: Any) -> None:

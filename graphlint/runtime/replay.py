@@ -13,7 +13,7 @@ import torch
 from graphlint.runtime.backend import Graph
 from graphlint.runtime.buckets import Unpad
 from graphlint.runtime.compare import Tolerance
-from graphlint.runtime.discover import Slot
+from graphlint.runtime.found import Slot
 from graphlint.runtime.inputs import StaticInputs
 from graphlint.runtime.lending import Holders, Lending, autograd_uses, caller, storage_uses
 from graphlint.runtime.report import GraphReport

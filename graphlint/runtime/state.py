@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from graphlint.runtime.discover import Found, Slot, module_tensors
+from graphlint.runtime.found import Found, Slot, module_tensors
 from graphlint.runtime.observe import bytes_of
 
 _ATOMS = (bool, int, float, str, bytes, type(None), torch.Tensor)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphlint.runtime.discover import Found, Plain
 from graphlint.runtime.errors import Where
+from graphlint.runtime.found import Found, Plain
 from graphlint.runtime.observe import user_line
 
 

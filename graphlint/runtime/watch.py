@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from graphlint.runtime.discover import Found, Plain, module_plain
 from graphlint.runtime.errors import CaptureError, error_of
+from graphlint.runtime.found import Found, Plain, module_plain
 from graphlint.runtime.state import State, group_value
 
 ANCHORS = 6

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from graphlint.runtime.discover import Found, discover
+from graphlint.runtime.discover import discover
+from graphlint.runtime.found import Found
 from graphlint.runtime.state import State
 
 _ON_HOST, _ON_DEVICE = 0, 1 << 62  # bytes of room for the copies of a snapshot
