@@ -24,6 +24,7 @@ PREFIX = {"crash": ("crash",), "silent": ("silent",), "leak": ("leak",), "slow":
 # Reported only when the capture ends, by what comes after (a join, a read of the output), from another thread, or by the
 # backward that a global switch slows down: their tracebacks pass an `# or` line.
 LATE_RULES = {
+    "cleared-workspace",
     "default-stream",
     "default-stream-warmup",
     "nested-capture",
@@ -33,7 +34,7 @@ LATE_RULES = {
     "unforked-stream",
     "unjoined-stream",
 }
-OF_A_CAPTURE = re.compile(r"(?i)captur|graphed|CUDA ?Graph|CUBLAS|NCCL")
+OF_A_CAPTURE = re.compile(r"(?i)captur|graphed|CUDA ?Graph|CUBLAS|NCCL|illegal memory access")
 LATE_FIXTURES = {"crash_nan_hunt"}
 
 
