@@ -244,3 +244,36 @@ def test_streams_are_told_where_work_is_sent_to_them(tmp_path: Path) -> None:
     assert told(wrong) == [("unforked-stream", "with torch.cuda.stream(side):")]
     default = run(tmp_path, "g = torch.cuda.CUDAGraph()\ng.capture_begin()\ny = runner.x * 2\ng.capture_end()\n")
     assert told(default) == [("default-stream", "g.capture_begin()")]
+
+
+@pytest.mark.parametrize(("sizes", "many"), [("range(1, 12)", True), ("(4, 8, 16) * 5", False)])
+def test_a_compiled_function_of_many_sizes(tmp_path: Path, sizes: str, many: bool) -> None:
+    report = run(
+        tmp_path,
+        f"""
+        fast = torch.compile(lambda x: x * 2, mode="reduce-overhead", dynamic=True)
+        for n in {sizes}:
+            fast(torch.ones(n, device="cuda")).sum().item()
+        """,
+    )
+    call = 'fast(torch.ones(n, device="cuda")).sum().item()'
+    assert told(report) == ([("dynamic-recording", call)] if many else [])
+
+
+@pytest.mark.parametrize(("layers", "several"), [(3, True), (1, False)])
+def test_blocks_that_record_stream_keeps(tmp_path: Path, layers: int, several: bool) -> None:
+    report = run(
+        tmp_path,
+        f"""
+        side, graph, x = torch.cuda.Stream(), torch.cuda.CUDAGraph(), torch.ones(4, device="cuda")
+        with torch.cuda.graph(graph):
+            for _ in range({layers}):
+                x = x * 2
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    y = x + 1
+                x.record_stream(side)
+            torch.cuda.current_stream().wait_stream(side)
+        """,
+    )
+    assert told(report) == ([("recorded-stream", "x.record_stream(side)")] if several else [])

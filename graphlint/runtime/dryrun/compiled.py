@@ -12,6 +12,7 @@ from graphlint.runtime.dryrun.records import Event, Site
 from graphlint.runtime.dryrun.session import Region, Session
 from graphlint.runtime.dryrun.undo import gradients
 
+_MANY_RECORDINGS = 9  # torch warns of as many sizes
 _RECORDS = 2  # calls of a compiled function until it has recorded its graph
 
 
@@ -26,33 +27,60 @@ def play_compile(session: Session, model: Any = None, **kwargs: Any) -> Any:
         or options.get("triton.cudagraphs")
         or kwargs.get("backend") == "cudagraphs"
     )
-    state: dict[str, Any] = {"called": 0, "outputs": []}
+    played = _Compiled(session, model, bool(graphs))
 
     @functools.wraps(model.forward if isinstance(model, torch.nn.Module) else model)
     def compiled(*args: Any, **inner: Any) -> Any:
-        if not state["called"]:
-            session.event("first-compiled-call", getattr(model, "__name__", type(model).__name__))
-        if graphs and state["called"]:
-            session.overwritten.update((number, session.site()) for number in state["outputs"])
-        if graphs and state["called"] < _RECORDS and session.observer is not None:
-            session.observer.records(session.site())
-        state["called"] += 1
-        mine = [tensor for tensor in _flat((args, inner)) if not hasattr(tensor, "_dynamo_static_input_type")]
-        given = {session.roles.identity(tensor) for tensor in mine} if graphs else set()
-        session.arguments |= given - set(state["outputs"])  # those of the graph's own pool may be written
-        try:
-            result = model(*args, **inner)
-        finally:
-            session.arguments -= given
-        if graphs:
-            state["outputs"] = [session.roles.identity(tensor) for tensor in _flat(result)]
-            for number in state["outputs"]:
-                session.overwritten.pop(number, None)
-        return result
+        return played.call(args, inner)
 
     if isinstance(model, torch.nn.Module):
         compiled._orig_mod = model  # type: ignore[attr-defined]
     return compiled
+
+
+class _Compiled:
+    """A compiled function: the function itself, and what the calls of it would do to the graphs that it asks for."""
+
+    def __init__(self, session: Session, model: Any, graphs: bool) -> None:
+        self._session, self._model, self._graphs = session, model, graphs
+        self._calls = 0
+        self._outputs: list[int] = []
+        self._recorded: set[tuple[Any, ...]] = set()
+
+    def call(self, args: Any, kwargs: Any) -> Any:
+        """One call by the user."""
+        session = self._session
+        if not self._calls:
+            session.event("first-compiled-call", getattr(self._model, "__name__", type(self._model).__name__))
+        if self._graphs:
+            self._begin((args, kwargs))
+        self._calls += 1
+        mine = [tensor for tensor in _flat((args, kwargs)) if not hasattr(tensor, "_dynamo_static_input_type")]
+        given = {session.roles.identity(tensor) for tensor in mine} if self._graphs else set()
+        session.arguments |= given - set(self._outputs)  # those of the graph's own pool may be written
+        try:
+            result = self._model(*args, **kwargs)
+        finally:
+            session.arguments -= given
+        if self._graphs:
+            self._outputs = [session.roles.identity(tensor) for tensor in _flat(result)]
+            for number in self._outputs:
+                session.overwritten.pop(number, None)
+        return result
+
+    def _begin(self, given: Any) -> None:
+        """The outputs of the call before go stale; sizes and addresses that are new are recorded."""
+        session, site = self._session, self._session.site()
+        session.overwritten.update((number, site) for number in self._outputs)
+        if self._calls < _RECORDS and session.observer is not None:
+            session.observer.records(site)
+        weights = self._model.parameters() if isinstance(self._model, torch.nn.Module) else ()
+        addresses = tuple(session.roles.identity(weight) for weight in weights)
+        self._recorded.add((addresses, *(tuple(tensor.shape) for tensor in _flat(given))))
+        if len(self._recorded) == _MANY_RECORDINGS:
+            session.setup.events.append(
+                Event("dynamic-recording", "the compiled function", site, str(_MANY_RECORDINGS))
+            )
 
 
 def make_graphed_callables(

@@ -92,6 +92,12 @@ EVENTS: dict[str, EventFact] = {
     "mutated-argument": EventFact(
         "skipped-cudagraph", "writes an argument of a compiled function in place, so torch skips its graph"
     ),
+    "dynamic-recording": EventFact(
+        "dynamic-recording", "has been given {detail} different sizes or weights, and records a graph for each"
+    ),
+    "recorded-stream": EventFact(
+        "recorded-stream", "keeps each of these blocks out of use until the capture ends; there are several"
+    ),
     "first-collective": EventFact(
         "first-collective", "is the first collective of this process group, which sets up its communicator"
     ),

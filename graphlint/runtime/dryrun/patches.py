@@ -201,7 +201,7 @@ def _play_device(session: Session, patches: Patches) -> None:
         values[name] = lambda *args, **kwargs: None
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         patches.put(torch.cuda.nvtx, name, _nothing)
-    patches.put(torch.Tensor, "record_stream", _nothing)
+    patches.put(torch.Tensor, "record_stream", functools.partialmethod(_record_stream, session))
     values["initial_seed"] = torch.initial_seed
     values["mem_get_info"] = lambda device=None: (1 << 36, 1 << 37)
     values["empty_cache"] = noted(session, "allocator", "torch.cuda.empty_cache", lambda: None)
@@ -234,6 +234,15 @@ def _play_rest(session: Session, patches: Patches) -> None:
         patches.put(ddp, "forward", collectives.watch_ddp(session, ddp.forward))
         for name, value in collectives.played(session).items():
             patches.put(torch.distributed, name, value)
+
+
+def _record_stream(tensor: torch.Tensor, session: Session, stream: object) -> None:
+    """Plays `Tensor.record_stream`: the second tensor of a region that it is called for is told."""
+    region, number = session.region, session.roles.identity(tensor)
+    if region is not None and region.kind != "shadow" and number in region.born:
+        region.recorded.add(number)
+        if len(region.recorded) > 1:
+            session.event("recorded-stream", "torch.Tensor.record_stream")
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -35,6 +35,7 @@ class Region:
         self.undo: Undo | None = None
         self.owner: Any = None
         self.pool: object = None
+        self.recorded: set[int] = set()
         self.last: Any = None
 
 
