@@ -97,6 +97,129 @@ IDIOMS = {
     "    return work(x) if mode is Mode.DROP else x",
     "sequential_spread": "class Op(nn.Module):\n    def forward(self, x):\n        return work(x)\n"
     "net = nn.Sequential(*(Op() for _ in range(2)))\ndef step(x):\n    return net(x)",
+    "metaclass": "class Known(type):\n    table = {}\n    def __new__(mcs, name, bases, body):\n"
+    "        cls = super().__new__(mcs, name, bases, body)\n"
+    "        mcs.table[body.get('key', name)] = cls\n        return cls\nclass Base(metaclass=Known):\n"
+    "    key = 'base'\nclass Drop(Base):\n    key = 'drop'\n    def __call__(self, x):\n"
+    "        return work(x)\ndef step(x):\n    return Known.table['drop']()(x)",
+    "metaclass_init": "class Known(type):\n    table = []\n    def __init__(cls, name, bases, body):\n"
+    "        super().__init__(name, bases, body)\n        Known.table.append(cls)\n"
+    "class Drop(metaclass=Known):\n    def __call__(self, x):\n        return work(x)\ndef step(x):\n"
+    "    return Known.table[0]()(x)",
+    "converted_children": "class Op(nn.Module):\n    def forward(self, x):\n        return work(x)\n"
+    "net = nn.Sequential(nn.Identity(), nn.ReLU())\nfor name, child in net.named_children():\n"
+    "    if isinstance(child, nn.ReLU):\n        setattr(net, name, Op())\ndef step(x):\n"
+    "    return net(x)",
+    "named_sequential": "class Op(nn.Module):\n    def forward(self, x):\n        return work(x)\n"
+    "net = nn.Sequential(collections.OrderedDict([('a', nn.Identity()), ('b', Op())]))\ndef step(x):\n"
+    "    return net(x)",
+    "added_module": "class Op(nn.Module):\n    def forward(self, x):\n        return work(x)\n"
+    "net = nn.Sequential(nn.Identity())\nnet.add_module('last', Op())\ndef step(x):\n    return net(x)",
+    "submodule_by_name": "class Op(nn.Module):\n    def forward(self, x):\n        return work(x)\nclass Net(nn.Module):\n"
+    "    def __init__(self):\n        super().__init__()\n"
+    "        self.body = nn.Sequential(nn.Identity(), Op())\nnet = Net()\ndef step(x):\n"
+    "    return net.get_submodule('body.1')(x)",
+    "module_dict": "class Op(nn.Module):\n    def forward(self, x):\n        return work(x)\n"
+    "ops = nn.ModuleDict({'keep': nn.Identity(), 'drop': Op()})\ndef step(x):\n"
+    "    for name in ('keep', 'drop'):\n        x = ops[name](x)\n    return x",
+    "module_dict_items": "class Op(nn.Module):\n    def forward(self, x):\n        return work(x)\n"
+    "ops = nn.ModuleDict({'drop': Op()})\ndef step(x):\n    for name, op in ops.items():\n"
+    "        x = op(x)\n    return x",
+    "namespace": "ops = types.SimpleNamespace(keep=abs, drop=work)\ndef step(x):\n    return ops.drop(x)",
+    "pipeline_text": "STAGES = {'abs': torch.abs, 'drop': work}\ndef step(x):\n"
+    "    for name in 'abs, drop'.split(', '):\n        x = STAGES[name](x)\n    return x",
+    "post_init": "@dataclasses.dataclass\nclass Op:\n    name: str = 'drop'\n    def __post_init__(self):\n"
+    "        self.fn = {'drop': work}[self.name]\ndef step(x):\n    return Op().fn(x)",
+    "decorator_class": "class Timed:\n    def __init__(self, fn):\n        functools.update_wrapper(self, fn)\n"
+    "        self.fn = fn\n    def __call__(self, *args, **kw):\n        return self.fn(*args, **kw)\n"
+    "@Timed\ndef step(x):\n    return work(x)",
+    "decorator_arguments": "def retry(n):\n    def wrap(fn):\n        @functools.wraps(fn)\n        def inner(*args, **kw):\n"
+    "            return fn(*args, **kw)\n        return inner\n    return wrap\n@retry(3)\ndef step(x):\n"
+    "    return work(x)",
+    "map_call": "def step(x):\n    return list(map(work, [x]))[0]",
+    "coroutine": "import asyncio\nasync def inner(x):\n    return work(x)\nasync def outer(x):\n"
+    "    return await inner(x)\ndef step(x):\n    return asyncio.run(outer(x))",
+    "type_of_self": "class Op:\n    @classmethod\n    def apply(cls, x):\n        return work(x)\n"
+    "    def __call__(self, x):\n        return type(self).apply(x)\ndef step(x):\n    return Op()(x)",
+    "globals_lookup": "def step(x):\n    return globals()['work'](x)",
+    "default_dict": "ops = collections.defaultdict(lambda: work)\ndef step(x):\n    return ops['anything'](x)",
+    "chain_map": "ops = collections.ChainMap({'a': abs}, {'drop': work})\ndef step(x):\n    return ops['drop'](x)",
+    "cached_property": "class Op:\n    @functools.cached_property\n    def fn(self):\n        return work\ndef step(x):\n"
+    "    return Op().fn(x)",
+    "singleton": "class Hub:\n    _one = None\n    def __new__(cls):\n        if cls._one is None:\n"
+    "            cls._one = super().__new__(cls)\n        return cls._one\n    def run(self, x):\n"
+    "        return work(x)\ndef step(x):\n    return Hub().run(x)",
+    "checkpoint": "from torch.utils.checkpoint import checkpoint\ndef step(x):\n"
+    "    return checkpoint(work, x, use_reentrant=False)",
+    "functional_call": "class Op(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "        self.w = nn.Parameter(torch.ones(8))\n    def forward(self, x):\n        return work(x)\n"
+    "op = Op().cuda()\ndef step(x):\n"
+    "    return torch.func.functional_call(op, dict(op.named_parameters()), (x,))",
+    "queue": "import queue\ndef step(x):\n    q = queue.Queue()\n    q.put(work)\n    return q.get()(x)",
+    "exit_stack_callback": "def step(x):\n    out = []\n    with contextlib.ExitStack() as stack:\n"
+    "        stack.callback(lambda: out.append(work(x)))\n    return out[0]",
+    "diamond": "class A:\n    def run(self, x):\n        return work(x)\nclass B(A):\n    def run(self, x):\n"
+    "        return super().run(x)\nclass C(A):\n    def run(self, x):\n        return super().run(x)\n"
+    "class D(B, C):\n    pass\ndef step(x):\n    return D().run(x)",
+    "iterator_class": "class Steps:\n    def __init__(self, fns):\n        self.fns = fns\n    def __iter__(self):\n"
+    "        return iter(self.fns)\ndef step(x):\n    for f in Steps([work]):\n        x = f(x)\n"
+    "    return x",
+    "next_class": "class Steps:\n    def __init__(self, fns):\n        self.fns, self.i = fns, 0\n"
+    "    def __iter__(self):\n        return self\n    def __next__(self):\n"
+    "        if self.i >= len(self.fns):\n            raise StopIteration\n        self.i += 1\n"
+    "        return self.fns[self.i - 1]\ndef step(x):\n    for f in Steps([work]):\n        x = f(x)\n"
+    "    return x",
+    "class_get_item": "class Typed:\n    def __class_getitem__(cls, key):\n        return {'drop': work}[key]\n"
+    "def step(x):\n    return Typed['drop'](x)",
+    "sorted_ops": "OPS = [(1, torch.abs), (0, work)]\ndef step(x):\n"
+    "    for _, f in sorted(OPS, key=lambda p: p[0]):\n        x = f(x)\n    return x",
+    "set_attr_hook": "class Bag:\n    def __init__(self):\n        object.__setattr__(self, 'items', {})\n"
+    "    def __setattr__(self, name, value):\n        self.items[name] = value\n"
+    "    def __getattr__(self, name):\n        return self.items[name]\nbag = Bag()\nbag.drop = work\n"
+    "def step(x):\n    return bag.drop(x)",
+    "attr_getter": "class Op:\n    def __init__(self):\n        self.fn = work\nget = operator.attrgetter('fn')\n"
+    "def step(x):\n    return get(Op())(x)",
+    "dict_comprehension": "OPS = {n: f for n, f in [('drop', work)]}\ndef step(x):\n    return OPS['drop'](x)",
+    "dict_union": "OPS = {'a': abs} | {'drop': work}\ndef step(x):\n    return OPS['drop'](x)",
+    "merged_dicts": "BASE = {'a': abs}\nOPS = {**BASE, 'drop': work}\ndef step(x):\n    return OPS['drop'](x)",
+    "lambda_default": "fns = [lambda x, f=f: f(x) for f in (torch.abs, work)]\ndef step(x):\n    return fns[1](x)",
+    "property_callable": "class Op:\n    @property\n    def run(self):\n        return work\ndef step(x):\n"
+    "    return Op().run(x)",
+    "accumulate": "def step(x):\n    return list(itertools.accumulate([x, work], lambda a, f: f(a)))[-1]",
+    "pre_hook": "lin = nn.Identity()\nlin.register_forward_pre_hook(lambda m, i: (work(i[0]),))\ndef step(x):\n"
+    "    return lin(x)",
+    "apply_init": "class Op(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "        self.fn = torch.abs\n    def forward(self, x):\n        return self.fn(x)\n"
+    "net = nn.Sequential(Op())\nnet.apply(lambda m: setattr(m, 'fn', work))\ndef step(x):\n"
+    "    return net(x)",
+    "module_list_reversed": "class Op(nn.Module):\n    def forward(self, x):\n        return work(x)\n"
+    "ops = nn.ModuleList([Op(), nn.Identity()])\ndef step(x):\n    for op in reversed(ops):\n"
+    "        x = op(x)\n    return x",
+    "module_list_slice": "class Op(nn.Module):\n    def forward(self, x):\n        return work(x)\n"
+    "ops = nn.ModuleList([nn.Identity(), Op()])\ndef step(x):\n    for op in ops[1:]:\n"
+    "        x = op(x)\n    return x",
+    "enumerate_modules": "class Op(nn.Module):\n    def forward(self, x):\n        return work(x)\n"
+    "ops = nn.ModuleList([nn.Identity(), Op()])\ndef step(x):\n    for i, op in enumerate(ops):\n"
+    "        x = op(x) if i else x\n    return x",
+    "format_name": "class Op:\n    def on_drop(self, x):\n        return work(x)\ndef step(x, event='drop'):\n"
+    "    return getattr(Op(), 'on_{}'.format(event))(x)",
+    "percent_name": "class Op:\n    def on_drop(self, x):\n        return work(x)\ndef step(x, event='drop'):\n"
+    "    return getattr(Op(), 'on_%s' % event)(x)",
+    "context_result": "class Use:\n    def __enter__(self):\n        return work\n    def __exit__(self, *e):\n"
+    "        pass\ndef step(x):\n    with Use() as f:\n        return f(x)",
+    "vmap": "def step(x):\n    return work(torch.vmap(torch.sin)(x))",
+    "autograd_function": "class Fn(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n"
+    "        return work(x)\n    @staticmethod\n    def backward(ctx, g):\n        return g\n"
+    "def step(x):\n    return Fn.apply(x)",
+    "event_bus": "class Bus:\n    def __init__(self):\n        self.handlers = collections.defaultdict(list)\n"
+    "    def on(self, name, fn):\n        self.handlers[name].append(fn)\n"
+    "    def emit(self, name, x):\n        for fn in self.handlers[name]:\n            x = fn(x)\n"
+    "        return x\nbus = Bus()\nbus.on('step', work)\ndef step(x):\n    return bus.emit('step', x)",
+    "decorated_bus": "class Bus:\n    def __init__(self):\n        self.fns = {}\n    def on(self, name):\n"
+    "        def deco(fn):\n            self.fns[name] = fn\n            return fn\n"
+    "        return deco\nbus = Bus()\n@bus.on('drop')\ndef handler(x):\n    return work(x)\n"
+    "def step(x):\n    return bus.fns['drop'](x)",
+    "setdefault": "ops = {}\ndef step(x):\n    return ops.setdefault('drop', work)(x)",
 }
 
 

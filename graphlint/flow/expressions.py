@@ -214,7 +214,13 @@ class Expressions(State):
         if isinstance(obj, Host) and obj.kind in ("str", "size", "ndarray"):
             return Host("int" if obj.kind == "size" else "any", origins=obj.origins, marks=obj.marks)
         if isinstance(obj, ClassValue):
+            found = obj.cls.find("__class_getitem__")
+            if found:
+                return self.call(self.attribute(obj, "__class_getitem__", node.at), [obj, index], {}, node.at)
             return obj  # a generic alias
+        if isinstance(obj, Scope) and obj.module is not None:  # `globals()[name]`
+            key = self.key(index)
+            return self.attribute(ModuleValue(obj.module), key, node.at) if isinstance(key, str) else UNKNOWN
         if isinstance(obj, Symbol):
             return obj if obj.name[:1].isupper() or "." in obj.name else UNKNOWN
         return UNKNOWN
@@ -223,6 +229,9 @@ class Expressions(State):
         slots = obj.slots
         if isinstance(obj, Items) and isinstance(node.index, ir.Slice):
             return self._sliced(obj, node.index, node.at)
+        if isinstance(obj, (External, Instance)) and isinstance(node.index, ir.Slice):
+            numbered = [value for key, value in slots.items() if isinstance(key, int)]
+            return self._sliced(self.items("list", numbered, node.at), node.index, node.at) if numbered else UNKNOWN
         key = self.key(index)
         if key is not NO:
             if isinstance(obj, Items) and isinstance(key, int) and key < 0 and obj.exact:
@@ -335,6 +344,10 @@ class Expressions(State):
             return result
         if isinstance(left, Items) and isinstance(right, Items) and op == "+" and left.exact and right.exact:
             return self.items(left.kind, left.values + right.values, at)
+        if isinstance(left, Mapping) and isinstance(right, Mapping) and op == "|":
+            union = Mapping(self.site(at), self.tick())
+            union.slots.update({**left.slots, **right.slots})
+            return union
         if isinstance(left, Items) and op in ("+", "*"):
             return self.items(
                 left.kind,

@@ -12,6 +12,7 @@ from graphlint.flow import events as ev
 from graphlint.flow.values import (
     NO,
     NONE,
+    REST,
     UNKNOWN,
     External,
     Host,
@@ -186,6 +187,17 @@ def _ordered(machine: Machine, event: ev.CallEvent) -> Value:
     return made
 
 
+def _chained(machine: Machine, event: ev.CallEvent) -> Value:
+    """A `ChainMap`: the first map that has a key answers."""
+    made = Mapping(machine.site(event.at), machine.tick())
+    for one in reversed(event.args):
+        if isinstance(one, Mapping):
+            made.slots.update(one.slots)
+        else:
+            made.slots[REST] = UNKNOWN
+    return made
+
+
 def _defaultdict(machine: Machine, event: ev.CallEvent) -> Value:
     made = Mapping(machine.site(event.at), machine.tick())
     made.factory = event.args[0] if event.args else None
@@ -227,7 +239,10 @@ def _module_device(machine: Machine, event: ev.CallEvent) -> Value:
 
 
 def _apply(machine: Machine, event: ev.CallEvent) -> Value:
-    return _checkpoint(machine, event)
+    """`functional_call(module, parameters, args)`."""
+    given = event.args[2] if len(event.args) > 2 else event.keywords.get("args", UNKNOWN)
+    inputs = list(given.values) if isinstance(given, Items) and given.kind == "tuple" and given.exact else [given]
+    return machine.call(event.args[0], inputs, {}, event.at) if event.args else UNKNOWN
 
 
 def _logger(machine: Machine, event: ev.CallEvent) -> Value:
@@ -303,6 +318,7 @@ HANDLERS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
     "torch.cuda.make_graphed_callables": _graphed, "transformer_engine.pytorch.make_graphed_callables": _graphed,
     "torch.compile": graphs.compiled, "graphlint.capture_safe": _guard,
     "torch.utils.checkpoint.checkpoint": _checkpoint,
+    "collections.ChainMap": _chained, "torch.vmap": _identity, "torch.func.vmap": _identity,
     "builtins.type.__new__": lambda machine, event: machine.made_class or UNKNOWN,
     "numpy.random.default_rng": _numpy_generator,
     "types.SimpleNamespace": _namespace, "argparse.Namespace": _namespace,

@@ -256,7 +256,11 @@ def method(machine: Machine, event: ev.CallEvent, module: Instance | External, n
                     asked = not (isinstance(wanted, Host) and wanted.value is False)
                     machine.put(part, key, replace(inner, grad=asked, leaf=asked))
         return module
-    if name in ("requires_grad_", "apply", "compile", "share_memory", "add_module", "register_module"):
+    if name == "apply" and args:
+        for part in list(parts(module)):
+            machine.call(args[0], [part], {}, at)
+        return module
+    if name in ("requires_grad_", "compile", "share_memory", "add_module", "register_module"):
         if name in ("add_module", "register_module") and len(args) > 1 and isinstance(args[0], Host) and args[0].known:
             machine.put(module, slot_key(module, str(args[0].value)), args[1])
         if name == "compile":

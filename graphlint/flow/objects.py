@@ -18,6 +18,7 @@ from graphlint.flow.values import (
     Items,
     Unknown,
     Value,
+    join,
     tensors_in,
 )
 
@@ -199,7 +200,9 @@ def _external_method(machine: Machine, event: ev.CallEvent, obj: External, name:
         )
     if obj.name in ("numpy.random.Generator", "numpy.random.RandomState", "random.Random"):
         return Host("any", marks=frozenset({"random"}))
-    if obj.name in ("torch.multiprocessing.Queue", "queue.Queue"):
+    if obj.name in ("queue.Queue", "queue.SimpleQueue", "queue.LifoQueue") and name in ("put", "put_nowait", "get"):
+        return _queued(machine, obj, name, event.args)
+    if obj.name == "torch.multiprocessing.Queue":
         return UNKNOWN
     run_callables(machine, event)
     return UNKNOWN
@@ -208,6 +211,16 @@ def _external_method(machine: Machine, event: ev.CallEvent, obj: External, name:
 def _distribution_device(obj: External) -> str:
     given = [one for arg in (*obj.args, *obj.keywords.values()) for one in tensors_in(arg)]
     return tensors._device_of(given)
+
+
+def _queued(machine: Machine, queue: External, name: str, args: tuple[Value, ...]) -> Value:
+    """What was put into a queue comes out of it."""
+    held = queue.slots.get("<held>")
+    if name != "get":
+        for one in args[:1]:
+            machine.put(queue, "<held>", one if held is None else join(held, one))
+        return NONE
+    return held if held is not None else UNKNOWN
 
 
 def _scaler(machine: Machine, event: ev.CallEvent, obj: External, name: str) -> Value:

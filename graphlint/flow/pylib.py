@@ -73,6 +73,10 @@ def iterated(machine: Machine, value: Value, at: ir.Span) -> list[Value]:
     if isinstance(value, External) and any(isinstance(key, int) for key in value.slots):
         return [one for key, one in value.slots.items() if isinstance(key, int)]
     if isinstance(value, Instance):
+        advance = value.cls.find("__next__")
+        if advance is not None:
+            found = [machine.call(machine.attribute(value, "__next__", at), [], {}, at) for _ in range(rounds(machine))]
+            return [one for one in found if not (isinstance(one, Host) and one.kind == "none")]
         if value.cls.find("__iter__"):
             return iterated(machine, machine.call(machine.attribute(value, "__iter__", at), [], {}, at), at)
         numbered = [one for key, one in value.slots.items() if isinstance(key, int)]
@@ -347,10 +351,11 @@ def _host_method(machine: Machine, host: Host, name: str, args: list[Value], at:
         if name == "format":
             for one in args:
                 machine.happen(ev.FormatEvent, at, one)
-            return Host("str")
         folded = _folded(machine, host, name, args, at)
         if folded is not None:
             return folded
+        if name == "format":
+            return Host("str")
         if name in ("startswith", "endswith", "isdigit"):
             if host.known and args and isinstance(args[0], Host) and args[0].known:
                 return const(bool(getattr(str(host.value), name)(args[0].value)))
@@ -371,7 +376,7 @@ def _host_method(machine: Machine, host: Host, name: str, args: list[Value], at:
 
 _PURE_TEXT = frozenset({
     "split", "rsplit", "lower", "upper", "strip", "lstrip", "rstrip", "replace", "title", "partition", "rpartition",
-    "removeprefix", "removesuffix", "startswith", "endswith", "isdigit", "count", "find",
+    "removeprefix", "removesuffix", "startswith", "endswith", "isdigit", "count", "find", "format",
 })  # fmt: skip
 
 
@@ -382,7 +387,7 @@ def _folded(machine: Machine, host: Host, name: str, args: list[Value], at: ir.S
         return None
     try:
         made = getattr(str(host.value), name)(*[one.value for one in args if isinstance(one, Host)])
-    except (TypeError, ValueError):  # Python would refuse as well
+    except (TypeError, ValueError, LookupError):  # Python would refuse as well
         return None
     if isinstance(made, (list, tuple)):
         return machine.items(type(made).__name__, [const(one) for one in made], at)
@@ -671,6 +676,10 @@ def _sum(machine: Machine, event: ev.CallEvent) -> Value:
     return _hosts("sum", event)
 
 
+def _globals(machine: Machine, event: ev.CallEvent) -> Value:
+    return machine.module_scope(machine.frame.module)
+
+
 def _none(machine: Machine, event: ev.CallEvent) -> Value:
     return NONE
 
@@ -728,7 +737,7 @@ _BUILTINS: dict[str, Callable[[Any, ev.CallEvent], Value]] = {
     "frozenset": _same_items,
     "sorted": _extreme, "reversed": _same_items, "iter": _same_items, "dict": _dict, "map": _map, "next": _next,
     "super": _super, "type": _type,
-    "sum": _sum, "print": _none, "min": _extreme, "max": _extreme, "any": _extreme, "all": _extreme,
+    "sum": _sum, "print": _none, "globals": _globals, "min": _extreme, "max": _extreme, "any": _extreme, "all": _extreme,
 }  # fmt: skip
 
 __all__ = [
