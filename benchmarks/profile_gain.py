@@ -23,6 +23,7 @@ import gzip
 import json
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,16 @@ def main() -> None:
         rejudge(options.output, options.traces)
         return
     every = [n.removeprefix("make_") for n in vars(profile_workloads) if n.startswith("make_")]
-    rows = {}
-    for name in options.names or every:
-        rows[name] = measure(name, options.traces)
-        print(line(name, rows[name]), flush=True)
-        gc.collect()
-        torch.cuda.empty_cache()
     command = "python benchmarks/profile_gain.py --output benchmarks/results/profile_gain.json"
     where = {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "command": command}
-    options.output.write_text(json.dumps({"where": where, "workloads": rows}, indent=2) + "\n")
+    rows = {}
+    for name in options.names or every:
+        began = time.perf_counter()
+        rows[name] = measure(name, options.traces)
+        print(line(name, rows[name]), f"[{time.perf_counter() - began:.0f} s]", flush=True)
+        options.output.write_text(json.dumps({"where": where, "workloads": rows}, indent=2) + "\n")  # a run may be cut
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def line(name: str, row: dict[str, Any]) -> str:

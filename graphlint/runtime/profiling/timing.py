@@ -24,6 +24,7 @@ _LOOP = 0.1  # seconds of one timed loop, about
 _LEAST, _MOST = 3, 200  # steps of a loop; a step that is longer than a few loops is timed alone
 _TURNS = 7, 25  # fewest and most
 _SECONDS = 4.0  # after which no further turn begins
+_FROZEN = 1000  # objects; more of them the user has put aside, fewer Python 3.12 itself at its start
 _KNOWN = 0.01  # the median's standard error, as a part of it, that is good enough
 
 
@@ -87,7 +88,7 @@ def enqueue_time(run: Run, count: int = 10) -> float:
 @contextmanager
 def _own_objects_aside() -> Iterator[None]:
     """A recording is many objects, and the step's garbage collections must not search them."""
-    mine = gc.isenabled() and gc.get_freeze_count() == 0
+    mine = gc.isenabled() and gc.get_freeze_count() < _FROZEN
     if mine:
         gc.collect()
         gc.freeze()
