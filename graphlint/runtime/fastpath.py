@@ -318,7 +318,9 @@ def _write_lent(out: Source, lending: Lending, counts: list[tuple[str, str, int]
     out.constants.update(frame_at=sys._getframe, caller=caller, places=lending.places, beyond=lending.beyond)
     many = " or ".join(f"{count} > {base} + {more}" for count, base, more in counts)
     out.add(f"if {held}:")
-    out.add(f"    frame = {'caller()' if routed else 'frame_at(2)'}")
+    out.add(f"    frame = {'caller()' if routed else 'frame_at(1)'}")
+    if not routed:
+        out.add("    frame = frame.f_back or frame")  # autograd calls from a thread without Python below
     out.add("    back = frame.f_back")
     out.add("    if places.get(frame.f_lasti) is not frame.f_code: return kept(mine, args, kwargs)")
     out.add("    if beyond.get(back and back.f_lasti) is not (back and back.f_code): return kept(mine, args, kwargs)")

@@ -192,6 +192,24 @@ def test_autograd_that_saved_a_result(kit: Any) -> None:
     assert w.grad.tolist() == [2.0 * sum(range(N))] * 3
 
 
+def test_a_call_with_no_python_below_it(kit: Any) -> None:
+    """As from autograd's own thread: the guard is the first function of its thread."""
+    import _thread
+    import time
+
+    guard = kit.guard(double)
+    for x in inputs(kit, 8):
+        y = guard(x)
+    before = guard.stats["replays"]
+    _thread.start_new_thread(guard, (torch.full((3,), 50.0, device=kit.device),))
+    for _ in range(500):
+        if guard.stats["replays"] > before:
+            break
+        time.sleep(0.02)
+    assert guard.stats["replays"] == before + 1
+    assert float(y[0]) == 14.0
+
+
 # ---- results that are let go ----
 
 
