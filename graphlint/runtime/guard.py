@@ -73,8 +73,8 @@ def capture_safe(
         unpad: `{output index: dim}` to cut back; without it the guard finds out by comparing shapes.
         inputs: "copy": into the guard's buffers; "alias": the caller passes the tensors of `input_buffers()`
             themselves.
-        outputs: "alias": the graph's memory, overwritten by the next call (default); "clone" (default in mode
-            "autograd"); or a ring depth.
+        outputs: "alias" (default): the graph's own memory where the caller lets go of each result before the next
+            call, copies where results are kept; "clone" (default in mode "autograd"): always copies; or a ring depth.
         modules, optimizers, generators, scaler: further state to set back, watch and register.
         tensor_lr: turn the lr of capturable optimizers into a device tensor, so that schedulers reach the graph.
         verify: "first" (3 steps against eager, then the next 2 real calls), a number of steps, or "off".
