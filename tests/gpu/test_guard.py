@@ -286,8 +286,9 @@ def test_the_report_counts_nodes() -> None:
         guard(randn(64))
     (graph,) = guard.report().graphs
     if hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
-        assert graph.nodes == {"kernel": 3}
-        assert "3 kernel" in str(guard.report())
+        assert 3 <= graph.nodes["kernel"] <= 6  # determinism may fill new memory
+        assert "host" not in graph.nodes
+        assert f"{graph.nodes['kernel']} kernel" in str(guard.report())
     else:
         assert graph.nodes == {}
 
