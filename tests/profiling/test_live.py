@@ -51,7 +51,8 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", list)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)  # optimizers ask
+    for check in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):
+        monkeypatch.setattr(torch.optim.Optimizer, check, lambda _: None, raising=False)  # they ask the device
     monkeypatch.setattr(record, "trace_steps", timeline)
     monkeypatch.setattr(record, "calibrate", ReplayCosts)
     monkeypatch.setattr(timing, "_LOOP", 0.0005)
