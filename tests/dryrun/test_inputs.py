@@ -115,6 +115,11 @@ def test_arguments_of_the_call_that_captured(tmp_path: Path) -> None:
         ("runner.static_x[:n].copy_(x)", "runner.y.cpu().tolist()", True),
         ("runner.static_x[:n].copy_(x)", "runner.y[:n].sum().item()", False),  # a running sum: the head knows no tail
         ("runner.static_x[:n].copy_(x)", "runner.y.clone()[:n].sum().item()", False),
+        ("runner.static_x[:n].copy_(x)", "(runner.y * 2).softmax(0).argmax().item()", True),
+        ("runner.static_x[:n].copy_(x)", "(runner.y * 2 + 1)[:n].tolist()", False),
+        ("runner.static_x[:n].copy_(x)", "runner.y.cpu().mean().item()", True),
+        ("runner.static_x[:n].copy_(x)", "runner.y.cpu().add(1)[:n].tolist()", False),
+        ("runner.static_x[:n].copy_(x)", "torch.zeros(4).copy_(runner.y).tolist()", True),
         ("runner.static_x[:n].copy_(x); runner.static_x[n:].zero_()", "runner.y.sum().item()", False),
         ("runner.static_x[n:].copy_(x)", "runner.y.sum().item()", False),  # slots of a table, not heads of a batch
     ],

@@ -70,11 +70,15 @@ class Onlookers:
         self._handed.written(use.written, use.site)
         self._late.made(func, use.made)
         self._late.written(func, use.args, use.written, use.site)
-        self._tails.read(func, use.args, use.given, use.result)
         if not func.is_view:
             self._read([tensor for tensor in use.given if roles.identity(tensor) not in overwritten], use.site)
-        self._tails.written([tensor for tensor in use.written if roles.of(tensor) == "device"], use.site)
+        on_device = [tensor for tensor in use.written if roles.of(tensor) == "device"]
+        self._tails.written(func, use.args, on_device, use.site)
         self.workspaces.launched(func._schema.name)
+
+    def values(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An operator outside every region, on the host or the device."""
+        self._tails.read(func, args, kwargs, result)
 
     def used(self, name: str, given: list[torch.Tensor]) -> None:
         """A torch function was called outside every region."""

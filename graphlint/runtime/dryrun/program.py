@@ -143,6 +143,7 @@ class Program:
     def operator(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An operator outside every region: does it touch a graph's memory too early, or unordered?"""
         session, identity = self._session, self._session.roles.identity
+        self._onlookers.values(func, args, kwargs, result)
         given = [tensor for tensor in tensors((args, kwargs)) if session.roles.of(tensor) in ("device", "pinned")]
         made = [tensor for tensor in tensors(result) if session.roles.of(tensor) == "device"]
         if not given and not made:

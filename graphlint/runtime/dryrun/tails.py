@@ -5,17 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 
 from graphlint.findings import Finding, Related
 from graphlint.runtime.dryrun import aside
 from graphlint.runtime.dryrun.captured import Captured
 from graphlint.runtime.dryrun.judge import Judge
+from graphlint.runtime.dryrun.modes import tensors
 from graphlint.runtime.dryrun.records import Site
 from graphlint.runtime.dryrun.reference import Keep
 from graphlint.runtime.dryrun.session import Session
 from graphlint.runtime.dryrun.tape import Slot
 
-_COPIES = ("aten::clone", "aten::_to_copy", "aten::contiguous")
+_VALUES = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::item")
+_OVERWRITES = ("aten::fill_", "aten::zero_")
 
 
 class _Fill:
@@ -56,11 +60,14 @@ class Tails:
         #: number of memory -> its content, what it would be with another tail, the finding
         self._suspects: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage, Finding]] = {}
 
-    def written(self, tensors: list[torch.Tensor], site: Site) -> None:
-        """An operator outside every region has written these tensors."""
-        for tensor in tensors:
+    def written(self, func: Any, args: Any, written: list[torch.Tensor], site: Site) -> None:
+        """An operator outside every region has written these tensors on the device."""
+        name = func._schema.name
+        cleared = name in _OVERWRITES or (name == "aten::copy_" and self._of(args[1]) is None)
+        for tensor in written:
             number = self._session.roles.identity(tensor)
-            self._suspects.pop(number, None)
+            if cleared:
+                self._suspects.pop(number, None)
             fill = self._fills.setdefault(number, _Fill())
             first = tensor.storage_offset() if tensor.is_contiguous() else 0
             last = first + tensor.numel() if tensor.is_contiguous() else _elements(tensor)
@@ -99,33 +106,56 @@ class Tails:
         for output in aside.parted(now, other, graph.shown(self._session) - {number}):
             self._suspects[output] = (now[output], other[output], finding)
 
-    def read(self, func: Any, args: Any, given: list[torch.Tensor], result: Any) -> None:
-        """An operator outside every region reads; a copy is followed, anything else is told."""
-        for tensor in given if self._suspects else ():
-            suspect = self._suspects.get(self._session.roles.identity(tensor))
-            if suspect is None or func.is_view:
-                continue
-            if func._schema.name in _COPIES and isinstance(result, torch.Tensor):
-                self.copied(tensor, result)
-            elif func._schema.name == "aten::copy_" and tensor is not args[0]:
-                self.copied(tensor, args[0])
-            else:
-                self.shown(tensor)
+    def read(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An operator outside every region, on either side of the border: what it computes from a suspect is followed;
+        what it hands to Python or adds to other memory is told."""
+        suspects = {id(tensor): suspect for tensor in tensors((args, kwargs)) if (suspect := self._of(tensor))}
+        if not suspects or func.is_view or "nondeterministic_seeded" in {str(tag).split(".")[-1] for tag in func.tags}:
+            return
+        finding = next(iter(suspects.values()))[2]
+        if func._schema.name == "aten::copy_":
+            self.copied(args[1], args[0])
+        elif func._schema.name in _VALUES or func._schema.is_mutable:
+            self._keep(finding)
+        else:
+            self._compute(func, args, kwargs, suspects, result, finding)
+
+    def _compute(self, func: Any, args: Any, kwargs: Any, suspects: Any, result: Any, finding: Finding) -> None:
+        """Runs an operator with the other tail too."""
+
+        def swapped(value: Any) -> Any:
+            suspect = suspects.get(id(value))
+            return aside.like(value, suspect[1]) if suspect is not None else value
+
+        with self._session.silence(), torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+            others = func(*tree_map(swapped, args), **tree_map(swapped, kwargs))
+            for made, other in zip(tensors(result), tensors(others), strict=False):
+                if made.shape != other.shape:
+                    self._keep(finding)
+                elif not torch.equal(made, other):
+                    self._follow(made, other, finding)
+
+    def _follow(self, tensor: torch.Tensor, other: torch.Tensor, finding: Finding) -> None:
+        now, then = (tensor.detach().untyped_storage().clone() for _ in range(2))
+        aside.like(tensor, then).copy_(other)
+        self._suspects[self._session.roles.identity(tensor)] = (now, then, finding)
+
+    def _of(self, tensor: torch.Tensor) -> Any:
+        """What is suspected of a tensor whose own part of the memory the tail reaches."""
+        suspect = self._suspects.get(self._session.roles.identity(tensor)) if self._suspects else None
+        return suspect if suspect is not None and self._parted(tensor, suspect) else None
 
     def copied(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
         """A tensor has been copied: what its copy would be with the other tail."""
-        suspect = self._suspects.get(self._session.roles.identity(tensor))
-        if suspect is None or not self._parted(tensor, suspect):
-            return
-        now, other = (copy.detach().untyped_storage().clone() for _ in range(2))
-        with self._session.silence(), torch._C.DisableTorchFunction():
-            aside.like(copy, other).copy_(aside.like(tensor, suspect[1]))
-        self._suspects[self._session.roles.identity(copy)] = (now, other, suspect[2])
+        suspect = self._of(tensor)
+        if suspect is not None:
+            with self._session.silence(), torch._C.DisableTorchFunction(), torch.no_grad():
+                self._follow(copy, aside.like(tensor, suspect[1]), suspect[2])
 
     def shown(self, tensor: torch.Tensor) -> None:
         """A tensor's values are used: told, if the tail reaches them."""
-        suspect = self._suspects.get(self._session.roles.identity(tensor)) if self._suspects else None
-        if suspect is not None and self._parted(tensor, suspect):
+        suspect = self._of(tensor)
+        if suspect is not None:
             self._keep(suspect[2])
 
     def _parted(self, tensor: torch.Tensor, suspect: tuple[Any, Any, Finding]) -> bool:
