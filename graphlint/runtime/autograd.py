@@ -222,8 +222,11 @@ def build_hot(
     backend: GraphBackend,
     broken: Callable[[Any, Any, Any], Any],
     route: Callable[[int], Any],
+    user_key: Callable[..., Any] | None = None,
 ) -> Callable[[Any, Any], Any]:
-    """The generated check in front of `captured.call`; calls of another bucket go where `route` says."""
+    """The generated check in front of `captured.call`; calls of another bucket go where `route` says, those for which
+    `user_key` gives another value than at capture to another graph.
+    """
     out = Source()
     spec, static = captured.spec, captured.static
     out.constants.update(MISS=MISS, busy=captured.shared.busy, capturing=backend.capturing_now, run=captured.call)
@@ -232,6 +235,9 @@ def build_hot(
     write_plain(out, spec, names, static.leaves)
     write_context(out, spec, backend.device_type, checked=False)
     write_training(out, captured.roots)
+    if user_key is not None:
+        out.constants["user_key"] = user_key
+        out.add(f"if user_key(*args, **kwargs) != {out.constant(captured.user_key)}: return MISS")
     if static.plan is not None:
         write_route(out, static.plan, static.size, names, route)
     for i in spec.tensor_indices:

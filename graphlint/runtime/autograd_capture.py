@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +16,13 @@ from graphlint.runtime.admit import Admission, _describe
 from graphlint.runtime.autograd import AutogradCaptured
 from graphlint.runtime.backend import CaptureFailed, Graph
 from graphlint.runtime.compare import Before, Values, copies, difference, noise
-from graphlint.runtime.errors import error_of
+from graphlint.runtime.errors import CaptureError, error_of
 from graphlint.runtime.inputs import StaticInputs
 from graphlint.runtime.refusals import failure_of
 from graphlint.runtime.replay import Shared
 from graphlint.runtime.report import GraphReport, Proof
 from graphlint.runtime.spec import flatten
-from graphlint.runtime.state import State
+from graphlint.runtime.state import Snapshot, State
 from graphlint.runtime.verify import private, state_before, vary
 from graphlint.runtime.watch import watch_of
 
@@ -155,7 +155,7 @@ def _warm_backward(admission: Admission, static: StaticInputs) -> None:
 def prove_autograd(admission: Admission, captured: AutogradCaptured, steps: int) -> None:
     """Results, gradients and state of replays against eager, on inputs that change; raises ReplayMismatchError."""
     admission.tree = captured.tree
-    base = admission.state.snapshot(admission.room)
+    base = eager_state = graph_state = admission.state.snapshot(admission.room)
     noises: dict[str, float] = {}
     bitwise, padded = True, captured.static.plan is not None
     tolerance = admission.tolerance
@@ -165,14 +165,16 @@ def prove_autograd(admission: Admission, captured: AutogradCaptured, steps: int)
             if step == 1:
                 runs = [_eager_side(admission, base, leaves, captured) for _ in range(2)]
                 noises = {k: v for k, v in noise(*runs).items() if v}
-            want = _eager_side(admission, base, leaves, captured)
-            have = _graph_side(admission, base, leaves, captured)
-            began = functools.partial(_before, base, admission.state, want)
-            first, same = difference(want, have, noises, tolerance, began)
+            began = functools.partial(_before, eager_state, admission.state)
+            want, want_random, eager_state = _step(_eager_side, admission, eager_state, leaves, captured)
+            have, have_random, graph_state = _step(_graph_side, admission, graph_state, leaves, captured)
+            first, same = difference(want, have, noises, tolerance, functools.partial(began, want))
             bitwise &= same
             if first is not None:
-                rule = "padding-changes-result" if padded else "replay-mismatch"
-                raise error_of(rule)(f"at step {step} {first}", rule=rule, stage="verify", where=admission.where)
+                raise _mismatch(admission, f"at step {step} {first}", padded)
+            if any(not torch.equal(a, b) for a, b in zip(want_random, have_random, strict=True)):
+                reason = f"after step {step} the generators stand elsewhere than after eager"
+                raise error_of("frozen-rng")(reason, rule="frozen-rng", stage="verify", where=admission.where)
         how = "bitwise" if bitwise else tolerance.words
         captured.report.proofs.append(
             Proof("replay against eager", "proved", f"{steps} forward and backward equal, {how}")
@@ -180,6 +182,24 @@ def prove_autograd(admission: Admission, captured: AutogradCaptured, steps: int)
     finally:
         base.restore()
         captured.turn += 1  # nobody's backward may use these activations
+
+
+def _mismatch(admission: Admission, reason: str, padded: bool) -> CaptureError:
+    """What most likely happened, beside where it showed."""
+    rule = "padding-changes-result" if padded else "replay-mismatch"
+    if admission.host_changes and not padded:
+        rule = "frozen-scalar"
+        reason += f"; on the host `{admission.host_changes[0]}` changes with each call and is frozen in the graph"
+    return error_of(rule)(reason, rule=rule, stage="verify", where=admission.where)
+
+
+def _step(
+    side: Callable[..., Values], admission: Admission, start: Snapshot, leaves: list[Any], captured: AutogradCaptured
+) -> tuple[Values, list[torch.Tensor], Snapshot]:
+    """One step of one side: its values, the generators' states, and where it stands afterwards."""
+    values = side(admission, start, leaves, captured)
+    random = [gen.get_state() for gen in admission.state.generators]
+    return values, random, admission.state.snapshot(admission.room)
 
 
 def _before(base: Any, state: State, values: Values) -> Before:

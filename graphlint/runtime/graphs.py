@@ -136,10 +136,10 @@ class Graphs(OrderedDict[Any, Held]):
             if other is not captured and other.hot is not None and _alike(other, captured):
                 self.disarm(other)
         broken = functools.partial(self._broken, captured)
+        user = self.options.buckets if callable(self.options.buckets) else None
         if isinstance(captured, AutogradCaptured):
-            captured.hot = autograd.build_hot(captured, leaves, self.backend, broken, self.route)
+            captured.hot = autograd.build_hot(captured, leaves, self.backend, broken, self.route, user)
         else:
-            user = self.options.buckets if callable(self.options.buckets) else None
             captured.hot = build_hot(
                 captured, leaves, self.shared, self.backend, broken, self.kept, self.route,
                 (user, captured.user_key) if user is not None else None, self.options.inputs == "alias",

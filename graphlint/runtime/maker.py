@@ -131,7 +131,7 @@ class Maker:
 
     def _capture(self, key: Any, admission: Admission, size: int) -> Held:
         held = (
-            self._forward_and_backward(admission, size)
+            self._forward_and_backward(key, admission, size)
             if self.options.mode == "autograd"
             else self._one(key, admission, size)
         )
@@ -139,18 +139,20 @@ class Maker:
         self._ledger.counts["captures"] += 1
         return held
 
-    def _forward_and_backward(self, admission: Admission, size: int) -> Held:
+    def _forward_and_backward(self, key: Any, admission: Admission, size: int) -> Held:
         steps = self.options.verify
         assert self._graphs.shared is not None
         pool = self._graphs.own_pool(admission)
         both = capture_autograd(admission, size, pool, self._graphs.shared)
         both.pool = pool
+        both.user_key = key[2]
         try:
             if steps != "off":
                 prove_autograd(admission, both, 3 if steps == "first" else int(steps))
-        except BaseException:
-            both.release()
-            raise
+        except BaseException as error:
+            if not self._goes_on(both, error):
+                both.release()
+                raise
         return both
 
     def _one(self, key: Any, admission: Admission, size: int) -> Held:
@@ -161,15 +163,21 @@ class Maker:
         try:
             admission.prove(captured)
         except BaseException as error:
-            if self.options.on_violation != "warn" or not isinstance(error, CaptureError):
+            if not self._goes_on(captured, error):
                 self._graphs.release(captured)
                 raise
-            captured.report.proofs.append(Proof("verification", "failed", error.reason))
-            self._ledger.warn(GuardWarning(str(error)))
         if self.options.verify != "off":
             captured.shadows = SHADOW_CALLS
         _begin_lending(captured, admission)
         return captured
+
+    def _goes_on(self, held: Held, error: BaseException) -> bool:
+        """Whether a graph that failed its verification is used all the same, as was asked for."""
+        if self.options.on_violation != "warn" or not isinstance(error, CaptureError):
+            return False
+        held.report.proofs.append(Proof("verification", "failed", error.reason))
+        self._ledger.warn(GuardWarning(str(error)))
+        return True
 
     def tell(self, admission: Admission) -> None:
         """What the caller should know after a capture."""

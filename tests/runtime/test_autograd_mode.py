@@ -310,3 +310,43 @@ def test_double_backward_says_so(kit: Any) -> None:
         (grad,) = torch.autograd.grad((guard(x) ** 2).mean(), x, create_graph=i == 2)
     with pytest.raises(RuntimeError):
         grad.sum().backward()
+
+
+def test_a_key_function(kit: Any) -> None:
+    factor = {"by": 1}
+    guard = kit.guard(lambda x: x * factor["by"], mode="autograd", buckets=lambda x: factor["by"], watch="off")
+    for i, by in enumerate([1, 1, 1, 2, 2, 1, 2, 1]):
+        factor["by"] = by
+        x = kit.randn(3, seed=i).requires_grad_()
+        y = guard(x)
+        y.sum().backward()
+        assert torch.equal(y, x * by)
+        assert x.grad.tolist() == [float(by)] * 3
+    assert guard.stats["graphs"] == 2
+
+
+def test_warn_goes_on_with_the_graphs(kit: Any) -> None:
+    import random
+
+    guard = kit.guard(lambda x: x * random.random(), mode="autograd", on_violation="warn")
+    with pytest.warns(UserWarning, match="replay-mismatch"):
+        guard(kit.randn(3).requires_grad_())
+    assert guard.stats["graphs"] == 1
+    assert not guard.report().proved
+
+
+def test_a_counter_on_the_host_is_found(kit: Any) -> None:
+    class Warm(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return x / self.calls
+
+    m = Warm()
+    with pytest.raises(CaptureError, match=r"on the host `module\.calls: 0 -> 1` changes") as caught:
+        kit.guard(m, mode="autograd")(kit.randn(3).requires_grad_())
+    assert caught.value.rule == "frozen-scalar"
+    assert m.calls == 0
