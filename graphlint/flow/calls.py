@@ -43,6 +43,7 @@ from graphlint.flow.values import (
 from graphlint.link import ClassInfo, Module
 from graphlint.regions.region import Region
 
+TAKEN = pylib.TAKEN
 MAX_SAME = 2  # times a function is walked with like arguments in one capture
 
 
@@ -600,7 +601,13 @@ class Calls(Expressions):
             self.run_body(func.func)
         if not frame.yields:
             return UNKNOWN
-        return self.items("iterator", frame.yields[:8], at, exact=len(frame.yields) <= 1)
+        if len(frame.yields) == 1:
+            return self.items("iterator", frame.yields, at)
+        made = External("generator", self.site(at), self.tick())
+        made.made_in = self.capture
+        made.facts["items"] = frame.yields[:8]
+        made.slots[TAKEN] = const(0)
+        return made
 
     # -- annotations
 

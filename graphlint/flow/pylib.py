@@ -69,7 +69,7 @@ def iterated(machine: Machine, value: Value, at: ir.Span) -> list[Value]:
     if isinstance(value, External) and value.name == "range":
         return _range(value)
     if isinstance(value, External) and "items" in value.facts:
-        return list(value.facts["items"])
+        return _left(value)
     if isinstance(value, External) and any(isinstance(key, int) for key in value.slots):
         return [one for key, one in value.slots.items() if isinstance(key, int)]
     if isinstance(value, Instance):
@@ -85,6 +85,17 @@ def iterated(machine: Machine, value: Value, at: ir.Span) -> list[Value]:
     return [UNKNOWN] * rounds(machine)
 
 
+TAKEN = "<taken>"  # how many items of a generator `next` has taken
+
+
+def _left(generator: External) -> list[Value]:
+    """What a generator still yields; its last item stands for all that follow."""
+    items: list[Value] = generator.facts["items"]
+    taken = generator.slots.get(TAKEN)
+    first = taken.value if isinstance(taken, Host) and isinstance(taken.value, int) else 0
+    return items[min(first, len(items) - 1) :]
+
+
 def walked_whole(value: Value) -> bool:
     """Whether a loop over it is walked to its end."""
     if isinstance(value, Items):
@@ -95,7 +106,7 @@ def walked_whole(value: Value) -> bool:
         return not any(isinstance(one, Host) and "loop" in one.marks for one in _range(value)) and all(
             isinstance(one, Host) and one.known for one in value.args
         )
-    return isinstance(value, External) and bool(value.slots)
+    return isinstance(value, External) and bool(value.slots) and TAKEN not in value.slots
 
 
 def _keys(value: Mapping) -> list[Value]:
@@ -641,6 +652,10 @@ def _map(machine: Machine, event: ev.CallEvent) -> Value:
 
 def _next(machine: Machine, event: ev.CallEvent) -> Value:
     values = iterated(machine, event.args[0], event.at) if event.args else []
+    source = event.args[0] if event.args else UNKNOWN
+    if isinstance(source, External) and TAKEN in source.slots:
+        taken = source.slots[TAKEN]
+        machine.put(source, TAKEN, const(taken.value + 1 if isinstance(taken, Host) and taken.known else 1))
     default = [event.args[1]] if len(event.args) > 1 else []
     if isinstance(event.args[0] if event.args else None, Instance):
         found = event.args[0].cls.find("__next__")  # type: ignore[attr-defined]

@@ -113,6 +113,8 @@ class Statements(Calls):
             return [self.tensor_element(value, const(index), at) for index in range(count)]
         if isinstance(value, Items) and value.slots:
             return [join(*value.values)] * count
+        if isinstance(value, External) and len(value.facts.get("items", ())) == count:
+            return list(value.facts["items"])
         if isinstance(value, Instance) and (value.cls.fields or value.cls.dataclass):
             return [*list(value.slots.values())[:count], *([UNKNOWN] * count)][:count]
         if isinstance(value, Host) and value.kind == "size":
