@@ -140,6 +140,8 @@ class Service:
                 admission.undo()
             raise told from told.__cause__
         self.born = withdraw(admission, {slot.label for slot, _ in admission.bound})
+        for captured in self.graphs.values() if self.born else ():
+            self.graphs.disarm(captured)  # no fast path before the call that gives birth
         self.maker.tell(admission)
 
     def _adopt(self, admission: Admission) -> None:

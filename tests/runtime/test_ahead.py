@@ -63,11 +63,12 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("make", [adamw, momentum, plain])
-def test_nothing_has_happened_and_training_is_eager_training(kit: Any, make: Any) -> None:
+@pytest.mark.parametrize("options", [{}, {"verify": "off"}, {"verify": "off", "outputs": "clone", "watch": "off"}])
+def test_nothing_has_happened_and_training_is_eager_training(kit: Any, make: Any, options: Any) -> None:
     twin, run = Training(kit, make), Training(kit, make)
     kit.seed(7)
     before = run.world()
-    guard = kit.guard(run.step)
+    guard = kit.guard(run.step, **options)
     x, y = run.batch(99)
     kept = x.clone()
     assert guard.capture(x, y) is True
