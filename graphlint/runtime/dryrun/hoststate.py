@@ -146,9 +146,13 @@ class HostState:
         for path, value in reachable(roots):
             self._take(path, value)
         for name, namespace in user_globals().items():
-            plain = {
-                key: part for key, part in namespace.items() if isinstance(part, _PLAIN) and not key.startswith("__")
-            }
+            plain = _pictured(
+                {
+                    key: part
+                    for key, part in namespace.items()
+                    if (isinstance(part, _PLAIN) or _iterates(part)) and not key.startswith("__")
+                }
+            )
             self._pictures.append((name, namespace, plain, lambda target, saved: target.update(saved)))
 
     def _take(self, path: str, value: Any) -> None:
@@ -160,7 +164,7 @@ class HostState:
             self._pictures.append((path, value, type(value)(value), _restore_set))
         elif isinstance(value, types.CellType):
             if _filled(value):
-                self._pictures.append((path, value, {"cell_contents": value.cell_contents}, _restore_slots))
+                self._pictures.append((path, value, _pictured({"cell_contents": value.cell_contents}), _restore_slots))
         elif isinstance(value, torch.nn.Module):
             self._pictures.append((path, vars(value), _pictured(vars(value)), _restore_dict))
             for name in ("_parameters", "_buffers", "_modules"):

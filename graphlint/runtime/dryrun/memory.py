@@ -25,7 +25,8 @@ Place = tuple[str, int]
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Memory that a graph reads was replaced or let go: which, under which name, after which line."""
+    """Memory that a graph reads was replaced or let go: which, under which name, after which line; `gone` where the
+    name leads to nothing any more."""
 
     kind: str
     path: str
@@ -44,6 +45,10 @@ class _Watched:
         self.kind, self.path, self.get = kind, path, get
         self.weak = StorageWeakRef(tensor.untyped_storage())
         self.storage = tensor.untyped_storage()._cdata
+
+    def gone(self) -> bool:
+        """Whether the name leads to no tensor any more."""
+        return not isinstance(self.get(), torch.Tensor)
 
     def moved(self) -> bool:
         """Whether the name leads elsewhere now."""
@@ -89,7 +94,7 @@ class Watch:
         """Asks every name where it leads; `place` is the line that has just run."""
         for watched in self._watched:
             if watched.path not in self.changes and watched.moved():
-                self.changes[watched.path] = Change(watched.kind, watched.path, place, watched.weak.expired())
+                self.changes[watched.path] = Change(watched.kind, watched.path, place, watched.gone())
             elif watched.path in self.changes and not watched.moved():
                 del self.changes[watched.path]  # it was put back before any replay
         for path, (module_ref, before) in self._modes.items():

@@ -238,13 +238,13 @@ class Program:
             fresh = now - graph.holders.setdefault(index, now if graph.replays == 1 else set())
             if graph.replays > 1 and fresh:
                 name = min(key for _, key in fresh)
-                place = staleness.last_assigned(self._lines, name)
+                place = staleness.last_assigned(self._lines, name) or staleness.last_assigned(self._lines, "[")
                 if place is not None:
                     words = "keeps an output of the graph, which the next replay overwrites"
                     self._keep(
                         self._judge.finding(
                             "kept-output",
-                            name if not name.startswith("[") else "a list",
+                            name if name.isidentifier() else "a container",
                             words,
                             staleness.line_site(place),
                         )

@@ -31,13 +31,15 @@ def findings(
     """Findings for the differences between the captured run and a later one, and for what the later run changed on
     the host."""
     effects = list(effects)
-    found = [
+    changed = [judged for effect in effects if (judged := _effect(judge, captured, effect)) is not None]
+    told = {(finding.at.filename, finding.at.row) for finding in changed}
+    differing = [
         judged
         for difference in differences
+        if not (difference.kind == "address" and difference.site.place in told)  # what an iterator hands out
         if (judged := _difference(judge, captured, difference, effects)) is not None
     ]
-    found += [judged for effect in effects if (judged := _effect(judge, captured, effect)) is not None]
-    return found
+    return [*differing, *changed]
 
 
 def _difference(judge: Judge, captured: Trace, difference: Difference, effects: list[Effect]) -> Finding | None:
@@ -243,16 +245,20 @@ def last_assigned(lines: list[tuple[str, int]], name: str) -> tuple[str, int] | 
         for node in ast.walk(tree) if tree else ():
             if getattr(node, "lineno", -1) != place[1]:
                 continue
-            if (
-                name.startswith("[")
-                and isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr in ("append", "extend", "insert")
-            ):
+            if name.startswith("[") and _collects(node):
                 return place
             if not name.startswith("[") and isinstance(node, (ast.Assign, ast.AnnAssign)) and _changes(node, name):
                 return place
     return None
+
+
+def _collects(node: ast.AST) -> bool:
+    """Whether an expression puts something into a container: `append`, `d[k] = ...`, a comprehension."""
+    if isinstance(node, ast.Assign):
+        return any(isinstance(target, ast.Subscript) for target in node.targets)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in ("append", "extend", "insert", "setdefault", "update")
+    return isinstance(node, (ast.ListComp, ast.DictComp))
 
 
 def cached_function(site: Site) -> bool:
