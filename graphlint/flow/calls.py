@@ -9,7 +9,8 @@ from typing import Any
 from graphlint import ir
 from graphlint.flow import events as ev
 from graphlint.flow import evidence, graphs, hints, names, objects, pylib, torchlib
-from graphlint.flow.expressions import Expressions, unresolved
+from graphlint.flow.expressions import Expressions
+from graphlint.flow.reading import unresolved
 from graphlint.flow.state import MAX_DEPTH, MAX_ENTRIES, OutOfBudget
 from graphlint.flow.values import (
     NO,
