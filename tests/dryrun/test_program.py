@@ -277,3 +277,77 @@ def test_blocks_that_record_stream_keeps(tmp_path: Path, layers: int, several: b
         """,
     )
     assert told(report) == ([("recorded-stream", "x.record_stream(side)")] if several else [])
+
+
+REPLAY = """
+def replayed(value):
+    runner.x.fill_(value)
+    runner.graph.replay()
+    return runner.y
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "tail"),
+    [
+        ("kept = [replayed(value) for value in (1.0, 2.0)]", "{line}\nreplayed(3.0)"),
+        ("kept[value] = replayed(value)", "kept = {{}}\nfor value in (1.0, 2.0, 3.0):\n    {line}"),
+        (
+            "before = now",
+            "before = None\nfor value in (1.0, 2.0, 3.0):\n    now = replayed(value)\n"
+            "    if before is not None:\n        print((now - before).sum().item())\n    {line}",
+        ),
+    ],
+)
+def test_outputs_kept_under_other_names(tmp_path: Path, line: str, tail: str) -> None:
+    assert told(run(tmp_path, REPLAY + tail.format(line=line))) == [("kept-output", line)]
+    copied = line.replace("replayed(value)", "replayed(value).clone()").replace("= now", "= now.clone()")
+    assert told(run(tmp_path, REPLAY + tail.format(line=copied))) == []
+
+
+def test_a_script_keeps_its_iterators(tmp_path: Path) -> None:
+    report = run(
+        tmp_path,
+        """
+        batches = iter([torch.full((4,), float(i), device="cuda") for i in range(6)])
+        total = torch.zeros(4, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            total.add_(next(batches))
+        for _ in range(3):
+            graph.replay()
+        print(len(list(batches)), total[0].item())
+        """,
+    )
+    assert told(report) == [("unrepeated-effect", "total.add_(next(batches))")]
+    assert report.output == "5 0.0\n"  # the comparison has taken nothing from the program
+
+
+@pytest.mark.parametrize(
+    ("key", "told_at"), [("rows", "if rows not in graphs:"), ("(rows, length)", None)], ids=["rows", "both"]
+)
+def test_a_key_that_leaves_out_what_a_closure_reads(tmp_path: Path, key: str, told_at: str | None) -> None:
+    report = run(
+        tmp_path,
+        f"""
+        graphs, table = {{}}, torch.ones(4, 16, device="cuda")
+
+        def capture(rows, length):
+            work = lambda: table[:rows, :length].sum(-1)
+            work()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = work()
+            return graph, out
+
+        def call(rows, length):
+            if {key} not in graphs:
+                graphs[{key}] = capture(rows, length)
+            graphs[{key}][0].replay()
+
+        call(2, 4)
+        call(2, 9)
+        """,
+    )
+    assert told(report) == ([("incomplete-graph-key", told_at)] if told_at else [])

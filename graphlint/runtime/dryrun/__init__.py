@@ -9,7 +9,8 @@
     lines  captured  reference  aside
     handed  tails  late  stepping
     pools  sharing  strays  workspaces
-    ordering  recaptures  onlookers
+    ordering  aliases  recaptures
+    onlookers
     staleness
     run  program  script  emulate      the ways in
 

@@ -72,9 +72,23 @@ class Body:
             if isinstance(kept, plain) and name in self._needed and values[name] != kept
         ]
         arguments = {name: None if value is _GONE else value for name, value in values.items()}
-        bound = lambda: function(**arguments)  # noqa: E731
+        cells = self._cells(arguments, handed)
+        bound = lambda: _with_cells(cells, function, arguments)  # noqa: E731
         bound.roots = self._shared_now() | {k: v for k, v in arguments.items() if k in self._needed}  # type: ignore[attr-defined]
         return bound
+
+    def _cells(self, arguments: dict[str, Any], handed: dict[str, Any]) -> list[tuple[types.CellType, Any]]:
+        """Cells of the functions that the region calls by a local name, whose variable a caller would give another
+        plain value now."""
+        found: list[tuple[types.CellType, Any]] = []
+        for name in sorted(self._needed):
+            function = arguments.get(name)
+            if isinstance(function, types.FunctionType) and function.__code__ in self._code.co_consts:
+                for free, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+                    if free in handed and _is_other(cell, handed[free]):
+                        found.append((cell, handed[free]))
+                        self.otherwise.append(free)
+        return found
 
     def _shared_now(self) -> dict[str, Any]:
         """The globals that the region's own statements name, modules and classes apart."""
@@ -159,6 +173,27 @@ class Body:
                 return None
             self._compiled = namespace["__region__"]
         return self._compiled
+
+
+def _is_other(cell: types.CellType, value: Any) -> bool:
+    """Whether a cell holds another plain value."""
+    try:
+        content = cell.cell_contents
+    except ValueError:  # nothing yet
+        return False
+    return isinstance(content, callers.PLAIN) and content != value
+
+
+def _with_cells(cells: list[tuple[types.CellType, Any]], function: Callable[..., Any], arguments: Any) -> Any:
+    """One call of the region while some variables of its functions have other values."""
+    before = [cell.cell_contents for cell, _ in cells]
+    try:
+        for cell, value in cells:
+            cell.cell_contents = value
+        return function(**arguments)
+    finally:
+        for (cell, _), value in zip(cells, before, strict=True):
+            cell.cell_contents = value
 
 
 def of(frame: FrameType) -> Body | None:

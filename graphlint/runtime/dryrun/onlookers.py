@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from graphlint.runtime.dryrun.aliases import Aliases
 from graphlint.runtime.dryrun.captured import Captured
 from graphlint.runtime.dryrun.handed import Handed, statics
 from graphlint.runtime.dryrun.judge import Judge
@@ -44,6 +45,7 @@ class Onlookers:
         self.stepping, self._sharing = Stepping(session, judge, keep), Sharing(session, judge, keep)
         self._strays, self._handed = Strays(session, judge, keep), Handed(session, judge, lines, keep)
         self._tails, self._late = Tails(session, judge, keep), Late(session, judge, keep)
+        self._aliases = Aliases(session, judge, lines, keep)
         self.workspaces = Workspaces(session, judge, keep)
 
     def opened(self, graph: Captured) -> None:
@@ -71,6 +73,7 @@ class Onlookers:
         self._late.made(func, use.made)
         self._late.written(func, use.args, use.written, use.site)
         if not func.is_view:
+            self._aliases.read(use.given, use.site)
             self._read([tensor for tensor in use.given if roles.identity(tensor) not in overwritten], use.site)
         on_device = [tensor for tensor in use.written if roles.of(tensor) == "device"]
         self._tails.written(func, use.args, on_device, use.site)
@@ -106,6 +109,7 @@ class Onlookers:
             self._tails.replaying(graph, here)
             self._sharing.replaying(graph, here)
             self._strays.replaying(graph, here)
+            self._aliases.replaying(graph, here)
             self.workspaces.replaying(graph, here)
 
     def settle(self) -> None:

@@ -252,6 +252,17 @@ def last_assigned(lines: list[tuple[str, int]], name: str) -> tuple[str, int] | 
     return None
 
 
+def copied_name(lines: list[tuple[str, int]], name: str, others: set[str]) -> tuple[str, int] | None:
+    """The last executed line that bound a name to what one of the other names was bound to (`previous = current`)."""
+    for place in dict.fromkeys(reversed(lines)):
+        tree = sites.parsed(place[0])
+        for node in ast.walk(tree) if tree else ():
+            if isinstance(node, ast.Assign) and node.lineno == place[1] and _changes(node, name):
+                value = node.value
+                return place if isinstance(value, ast.Name) and value.id in others else None
+    return None
+
+
 def _collects(node: ast.AST) -> bool:
     """Whether an expression puts something into a container: `append`, `d[k] = ...`, a comprehension."""
     if isinstance(node, ast.Assign):
