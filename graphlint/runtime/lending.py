@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 LESSONS = 2  # calls that get copies
+MOST_LESSONS = 6  # with those that are added while it stays unclear whether a result is let go
 PLACES = 4  # places learned before results are copies for good
 ENTRIES: set[CodeType] = set()  # the functions by which a guard is called
 
@@ -59,6 +60,21 @@ class Holders(NamedTuple):
     path: int = 1  # how many of the names are the fast path's
 
 
+class Place(NamedTuple):
+    """Where a call comes from: bytecode offset and code of the caller, and of its caller, who may be absent."""
+
+    at: int
+    code: CodeType
+    back_at: int | None
+    back_code: CodeType | None
+
+    @classmethod
+    def of(cls, frame: Any) -> Place:
+        """The place of a frame as it is now."""
+        back = frame.f_back
+        return cls(frame.f_lasti, frame.f_code, back and back.f_lasti, back and back.f_code)
+
+
 class Loan:
     """Copies of results that were handed out once, with what held each before the caller did."""
 
@@ -67,6 +83,7 @@ class Loan:
             self._tensors = [tensor.detach().clone() for tensor in tensors]
         self._storages = [tensor.untyped_storage() for tensor in self._tensors]
         self._before = [self._count(i) for i in range(len(self._tensors))]
+        self.place: Place | None = None  # of the next call, where the copies were held when it came
 
     @property
     def copies(self) -> list[torch.Tensor]:
@@ -109,6 +126,7 @@ class Lending:
     late: int = -1
     pinned: bool = False
     _loans: list[Loan] = field(default_factory=list)
+    _lent: int = 0
 
     @property
     def learning(self) -> bool:
@@ -119,6 +137,7 @@ class Lending:
         """Copies of the fresh outputs, the other ones as they are."""
         loan = Loan([outputs[i] for i in self.fresh])
         self._loans.append(loan)
+        self._lent += 1
         self.lessons -= 1
         lent = list(outputs)
         for i, copy in zip(self.fresh, loan.copies, strict=True):
@@ -127,41 +146,47 @@ class Lending:
 
     def kept(self) -> bool:
         """Called when the next call comes: whether the caller keeps results. After the last lesson the rest is
-        learned.
+        learned; a result that is held by then gets one lesson more, which shows whether it is let go.
         """
         if not self._loans:
             return False
-        now = self._loans[-1].holders
-        if now > 1 or any(loan.holders > 0 for loan in self._loans[:-1]):
+        *older, last = self._loans
+        if any(loan.holders > 0 for loan in older) or last.holders > 1:
             self._loans.clear()
             return True
-        if now == 1:
-            self.allowed = 1
-            frame = caller()
-            back = frame.f_back
-            self.places[frame.f_lasti] = frame.f_code
-            self.beyond[back and back.f_lasti] = back and back.f_code
-        if self.lessons <= 0:
+        for loan in older:
+            if loan.place is not None:
+                self._learn(loan.place)
+        del self._loans[:-1]  # they were let go
+        last.place = Place.of(caller()) if last.holders == 1 else None
+        if self.lessons > 0:
+            return False
+        known = last.place is None or self.knows(last.place)
+        if known or self._lent >= MOST_LESSONS:
             self._loans.clear()
+            return not known
+        self.lessons = 1
         return False
+
+    def _learn(self, place: Place) -> None:
+        """A result was held when a call came from there, and was let go since."""
+        self.allowed = 1
+        self.places[place.at] = place.code
+        self.beyond[place.back_at] = place.back_code
 
     def forget_holders(self) -> None:
         """The outputs are other tensors now."""
         self.base.clear()
         self.late = -1
 
-    def knows(self, frame: Any) -> bool:
-        """Whether a result may be held when that frame calls; the fast path spells this out."""
-        back = frame.f_back
-        return (
-            self.places.get(frame.f_lasti) is frame.f_code
-            and self.beyond.get(back and back.f_lasti) is (back and back.f_code)
-        )  # fmt: skip
+    def knows(self, place: Place) -> bool:
+        """Whether a result may be held when a call comes from there; the fast path spells this out."""
+        return self.places.get(place.at) is place.code and self.beyond.get(place.back_at) is place.back_code
 
     def again(self) -> bool:
         """Lessons once more, since results are held where none were before; False when that happens too often."""
         self.taught += 1
-        self.lessons = LESSONS
+        self.lessons, self._lent = LESSONS, 0
         self.forget_holders()
         return self.taught <= PLACES
 

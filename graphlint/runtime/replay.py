@@ -15,7 +15,7 @@ from graphlint.runtime.buckets import Unpad
 from graphlint.runtime.compare import Tolerance
 from graphlint.runtime.found import Slot
 from graphlint.runtime.inputs import StaticInputs
-from graphlint.runtime.lending import Holders, Lending, autograd_uses, caller, storage_uses
+from graphlint.runtime.lending import Holders, Lending, Place, autograd_uses, caller, storage_uses
 from graphlint.runtime.report import GraphReport
 from graphlint.runtime.spec import Spec, Tree, unflatten
 from graphlint.runtime.turn import Turn
@@ -207,7 +207,7 @@ class Captured:
         most, _ = self.holders()
         if not most or self.lending is None:
             return False
-        return most > self.lending.allowed or not self.lending.knows(caller())
+        return most > self.lending.allowed or not self.lending.knows(Place.of(caller()))
 
     def count(self, i: int) -> Holders:
         """What holds output `i` now, the graph's own names and views included."""

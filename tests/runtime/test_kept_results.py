@@ -174,6 +174,25 @@ def test_kept_by_the_caller_of_a_wrapper(kit: Any, way: str) -> None:
     assert float(y[0]) == 2.0 * (N - 1)
 
 
+@pytest.mark.parametrize(
+    "which", [lambda i: i % 2, lambda i: i % 3 == 1, lambda i: i in (2, 9), lambda i: i == 1 or i > 7]
+)
+def test_some_are_kept_by_a_helper_that_drops_the_others(kit: Any, which: Any) -> None:
+    guard = kit.guard(double)
+    kept: dict[int, Any] = {}
+
+    def one(i: int, x: torch.Tensor) -> None:
+        y = guard(x)
+        if which(i):
+            kept[i] = y
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i, x in enumerate(inputs(kit, 24)):
+            one(i, x)
+    assert {i: float(y[0]) for i, y in kept.items()} == {i: 2.0 * i for i in range(24) if which(i)}
+
+
 def test_two_results_at_once(kit: Any) -> None:
     guard = kit.guard(double)
     for x in inputs(kit):
