@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from graphlint import ir
+from graphlint.flow import containers, evidence, graphs, hints, names, objects, pylib, torchlib
 from graphlint.flow import events as ev
-from graphlint.flow import evidence, graphs, hints, names, objects, pylib, torchlib
 from graphlint.flow.expressions import Expressions
 from graphlint.flow.reading import unresolved
 from graphlint.flow.state import MAX_DEPTH, MAX_ENTRIES, OutOfBudget
@@ -371,7 +371,7 @@ class Calls(Expressions):
             base = next((one for one in bases if torchlib.defines(one, name)), bases[0] if bases else "?")
             return self.outside(f"{base}.{name}", receiver, args, keywords, at)
         if isinstance(receiver, (Items, Mapping, Host)):
-            return pylib.method(self.machine, receiver, name, args, keywords, at)
+            return containers.method(self.machine, receiver, name, args, keywords, at)
         if isinstance(receiver, (Closure, Wrapped)):
             return torchlib.call_on_callable(self.machine, receiver, name, args, keywords, at)
         self.miss(at, f"`.{name}` of an unknown value could not be resolved")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphlint import ir
-from graphlint.flow import contexts, pylib, torchlib
+from graphlint.flow import containers, contexts, torchlib
 from graphlint.flow import events as ev
 from graphlint.flow.calls import Calls
 from graphlint.flow.state import BREAK, CONTINUE, NORMAL, RAISE, RETURN, OutOfBudget
@@ -179,7 +179,7 @@ class Statements(Calls):
                 self.happen(ev.OpEvent, node.at, node.op, (one, value), one)
                 return NORMAL
         if isinstance(old, Items) and node.op == "+":
-            pylib.method(self.machine, old, "extend", [value], {}, node.at)
+            containers.method(self.machine, old, "extend", [value], {}, node.at)
             return NORMAL
         new = self.binary(node.op, old, value, node.at)
         self.assign(target, new, node.at, "augment")
@@ -236,7 +236,7 @@ class Statements(Calls):
             elif isinstance(target, ir.Subscript):
                 for one in alternatives(self.eval(target.obj)):
                     if isinstance(one, Holder):
-                        pylib.remove(self.machine, one, self.eval(target.index), node.at)
+                        containers.remove(self.machine, one, self.eval(target.index), node.at)
         return NORMAL
 
     def _Scope(self, node: ir.Scope) -> int:
