@@ -39,12 +39,12 @@ def nobody(tensor: torch.Tensor) -> int:
 
 def _count_of_autograd() -> Callable[[torch.Tensor], int]:
     """What counts the holders of a tensor in C++ (autograd, which saved it), where they do not count as names."""
-    saved, weight = torch.zeros(1), torch.zeros(1, requires_grad=True)
-    before = sys.getrefcount(saved)
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
+        saved, weight = torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu", requires_grad=True)
+        before = sys.getrefcount(saved)
         product = saved * weight
-    seen = sys.getrefcount(saved) > before
-    del product
+        seen = sys.getrefcount(saved) > before
+        del product
     return nobody if seen else getattr(torch.Tensor, "_use_count", nobody)
 
 
