@@ -41,6 +41,7 @@ class Turn:
                 self._owes = self.wait(slow=True)
             self._depth += 1
         except BaseException:
+            self._owner = 0 if self._depth == 0 else self._owner
             self._lock.release()
             raise
 
@@ -82,10 +83,23 @@ class Turn:
         return next((i for i in sorted(frames, key=lambda i: i != first) if self._inside(frames[i])), 0)
 
     def _inside(self, frame: FrameType | None) -> bool:
-        """Whether a stack holds a call of such a fast path that has taken the token."""
+        """Whether a stack holds a call of such a fast path, but for one that waits here itself.
+
+        One that has not come to take the token yet counts too: between the call that takes it and the assignment, a
+        thread may be kept from running for long.
+        """
         while frame is not None:
-            if frame.f_code.co_filename == FAST_PATH and frame.f_globals.get("take") is self.take:
-                if frame.f_locals.get("token"):
-                    return True
-            frame = frame.f_back
+            caller = frame.f_back
+            if frame.f_code is _WAIT and caller is not None and self._is_fast(caller):
+                frame = caller.f_back
+                continue
+            if self._is_fast(frame):
+                return True
+            frame = caller
         return False
+
+    def _is_fast(self, frame: FrameType) -> bool:
+        return frame.f_code.co_filename == FAST_PATH and frame.f_globals.get("take") is self.take
+
+
+_WAIT = Turn.wait.__code__
