@@ -10,8 +10,7 @@
     handed  tails  late  stepping
     pools  sharing  strays  workspaces
     ordering  aliases  recaptures
-    onlookers
-    staleness
+    onlookers  staleness  statements
     run  program  script  emulate      the ways in
 
 The names below are loaded on first use.

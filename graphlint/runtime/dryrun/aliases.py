@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from graphlint.findings import Related
-from graphlint.runtime.dryrun import sites, staleness
+from graphlint.runtime.dryrun import sites, statements
 from graphlint.runtime.dryrun.captured import Captured
 from graphlint.runtime.dryrun.judge import Judge
 from graphlint.runtime.dryrun.records import Site
@@ -43,8 +43,8 @@ class Aliases:
         names = _written_names(site) & _names_of(tensor)
         if len(names) < 2:
             return  # `y * y`
-        places = [place for name in sorted(names) if (place := staleness.copied_name(self._lines, name, names))]
-        at = staleness.line_site(places[0]) if places else site
+        places = [place for name in sorted(names) if (place := statements.copied_name(self._lines, name, names))]
+        at = statements.line_site(places[0]) if places else site
         words = f"is the same memory as the newest output: {' and '.join(f'`{name}`' for name in sorted(names))}"
         finding = self._judge.finding("kept-output", "an earlier output", words, at)
         self._keep(finding, Related(site.filename, site.row, "used together here"))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from graphlint.findings import Finding, Related
-from graphlint.runtime.dryrun import aside, hoststate, sites, staleness
+from graphlint.runtime.dryrun import aside, hoststate, sites, statements
 from graphlint.runtime.dryrun.captured import Captured
 from graphlint.runtime.dryrun.judge import Judge
 from graphlint.runtime.dryrun.records import Site
@@ -117,7 +117,7 @@ class Handed:
         refills = [site for number, site in self._refilled.items() if number in graph.watch.inputs]
         latest = [site for site in refills if site.place in recent]
         passed = _passed_over(recent)
-        site = staleness.line_site(passed) if passed else latest[-1] if latest else here
+        site = statements.line_site(passed) if passed else latest[-1] if latest else here
         why = "is handed in with new values, but nothing copies it into the graph, whose results depend on it"
         note = Related(here.filename, here.row, "replayed here")
         return self._judge.finding("skipped-input", _spelled(words), why, site, related=[note])
@@ -184,7 +184,7 @@ def _passed_over(recent: list[tuple[str, int]]) -> tuple[str, int] | None:
     """The last test for a tensor among the lines that was false and so kept a copy from being made."""
     found = None
     for place, following in itertools.pairwise(recent):
-        body = staleness.tests_for_tensor(place)
+        body = statements.tests_for_tensor(place)
         if body and not body[0] <= following[1] <= body[1]:
             found = place
     return found

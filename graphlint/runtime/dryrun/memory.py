@@ -43,7 +43,7 @@ class _Watched:
         from torch.multiprocessing.reductions import StorageWeakRef
 
         self.kind, self.path, self.get = kind, path, get
-        self.weak = StorageWeakRef(tensor.untyped_storage())
+        self.weak = StorageWeakRef(tensor.untyped_storage())  # keeps the number below from being given out again
         self.storage = tensor.untyped_storage()._cdata
 
     def gone(self) -> bool:

@@ -20,7 +20,7 @@ import torch
 
 from graphlint.findings import Finding, Related
 from graphlint.runtime.dryrun import body as region_body
-from graphlint.runtime.dryrun import hoststate, lines, memory, sites, staleness
+from graphlint.runtime.dryrun import hoststate, lines, memory, sites, staleness, statements
 from graphlint.runtime.dryrun.captured import Captured
 from graphlint.runtime.dryrun.judge import Judge
 from graphlint.runtime.dryrun.modes import tensors
@@ -107,7 +107,7 @@ class Program:
         watch.look(last)
         for path in set(watch.changes) - known if before is not None and before != last else ():
             name = path.rsplit(".", 1)[-1].split("[")[0]
-            if before is not None and staleness.assigns(before, name) and not staleness.assigns(last, name):
+            if before is not None and statements.assigns(before, name) and not statements.assigns(last, name):
                 watch.changes[path] = msgspec.structs.replace(watch.changes[path], place=before)
 
     def opened(self, region: Region) -> None:
@@ -208,7 +208,7 @@ class Program:
         op = next((op for op in graph.region.trace.ops if any(x.storage == storage for x in op.operands)), None)
         if op is None:
             return
-        if origin is not None and staleness.cached_function(origin):
+        if origin is not None and statements.cached_function(origin):
             self._add(
                 "evicted-cache",
                 origin.function,
@@ -218,7 +218,7 @@ class Program:
         else:
             inside = graph.body
             step = next(((f, r, n) for f, r, n in op.site.trace if inside and inside.row <= r <= inside.end_row), None)
-            site = staleness.line_site((step[0], step[1])) if step else op.site
+            site = statements.line_site((step[0], step[1])) if step else op.site
             rule, words = "dead-input", "reads memory that nobody owns any more after the capture"
             if storage in self._casts:
                 rule, words = "frozen-mode", "reads the copy of a weight that autocast had made before the capture"
@@ -238,7 +238,7 @@ class Program:
             fresh = now - graph.holders.setdefault(index, now if graph.replays == 1 else set())
             if graph.replays > 1 and fresh:
                 name = min(key for _, key in fresh)
-                place = staleness.last_assigned(self._lines, name) or staleness.last_assigned(self._lines, "[")
+                place = statements.last_assigned(self._lines, name) or statements.last_assigned(self._lines, "[")
                 if place is not None:
                     words = "keeps an output of the graph, which the next replay overwrites"
                     self._keep(
@@ -246,7 +246,7 @@ class Program:
                             "kept-output",
                             name if name.isidentifier() else "a container",
                             words,
-                            staleness.line_site(place),
+                            statements.line_site(place),
                         )
                     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from graphlint.runtime.dryrun import staleness
+from graphlint.runtime.dryrun import statements
 from graphlint.runtime.dryrun.captured import Captured
 from graphlint.runtime.dryrun.judge import Judge
 from graphlint.runtime.dryrun.reference import Keep
@@ -41,5 +41,5 @@ class Recaptures:
         replays = sum(g.replays for g in known if g.region.site.place == region.site.place)
         if alive <= 2 and replays <= _FEW_REPLAYS * len(graphs):
             words = f"captures again and again between replays: {len(graphs)} captures so far"
-            site = staleness.looped(region.site)
+            site = statements.looped(region.site)
             self._keep(self._judge.finding("capture-in-loop", "torch.cuda.graph", words, site))

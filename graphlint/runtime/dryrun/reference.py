@@ -11,7 +11,7 @@ import torch
 
 from graphlint.findings import Related
 from graphlint.runtime import differential
-from graphlint.runtime.dryrun import hoststate, sites, staleness
+from graphlint.runtime.dryrun import hoststate, sites, staleness, statements
 from graphlint.runtime.dryrun.captured import Captured
 from graphlint.runtime.dryrun.judge import Judge
 from graphlint.runtime.dryrun.modes import tensors
@@ -70,7 +70,7 @@ class Reference:
         names = ", ".join(f"`{name}`" for name in body.otherwise)
         words = f"finds a graph that froze other values of {names}: {frozen.before} at capture, {frozen.after} now"
         finding = self._judge.finding(
-            "incomplete-graph-key", "the key", words, staleness.line_site((sites.relative(body.filename), row))
+            "incomplete-graph-key", "the key", words, statements.line_site((sites.relative(body.filename), row))
         )
         self._keep(finding, Related(frozen.site.filename, frozen.site.row, "used here"))
         return True
