@@ -207,6 +207,9 @@ def _container(found: Found, value: Any, label: str, depth: int) -> None:
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in pairs:
         name = f"{label}[{key!r}]"
+        if isinstance(value, (set, frozenset)):  # its elements have no places that could be looked at again
+            _visit(found, item, name, None, depth + 1)
+            continue
         look = value.get if isinstance(value, dict) else functools.partial(element, value)
         _visit(found, item, name, None, depth + 1, Plain(name, look, key))
 

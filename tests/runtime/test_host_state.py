@@ -230,3 +230,27 @@ def test_a_refusal_keeps_no_tensor_alive(kit: Any) -> None:
             guard(kit.randn(3, seed=i))
     gc.collect()
     assert all(ref() is None for ref in held)
+
+
+class Configured:
+    """Settings as large libraries keep them: sets, frozen sets, deques and tuples of plain values."""
+
+    def __init__(self, kit: Any) -> None:
+        self.net = torch.nn.Linear(4, 4).to(kit.device)
+        self.net.config = self
+        self.ignored, self.tied = {1, 2, "keys"}, frozenset({"a", 3})
+        self.window, self.shape = collections.deque([1, 2, 3], maxlen=3), (4, 4)
+        self.nested = {"sets": [{1.5, 2.5}], "empty": set()}
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x) * len(self.ignored) * self.window[0] + self.shape[0]
+
+
+def test_containers_of_every_kind_can_be_looked_at(kit: Any) -> None:
+    run = Configured(kit)
+    guard = kit.guard(run.step)
+    with torch.no_grad():
+        for i in range(CALLS):
+            x = kit.randn(2, 4, seed=i)
+            assert torch.equal(guard(x), run.step(x))
+    assert guard.stats["replays"] >= CALLS - 3
