@@ -267,3 +267,20 @@ def test_a_subclass_of_a_layer_keeps_what_its_base_was_made_with(tmp_path: Path)
     found = findings(tmp_path, HARMLESS, idiom.replace("{how}", "momentum=None"))
     assert [name for name, _ in found] == ["hidden-check"]
     assert findings(tmp_path, HARMLESS, idiom.replace("{how}", "momentum=0.1")) == []
+
+
+def test_a_graph_that_may_be_one_of_two_is_captured_once(tmp_path: Path) -> None:
+    text = (
+        'import torch\n\nKEEPS = torch.__version__ > "2.8"\n\n\ndef begin(graph):\n    graph.capture_begin()\n\n\n'
+        "def capture(fn):\n    graph = torch.cuda.CUDAGraph(keep_graph=True) if KEEPS else torch.cuda.CUDAGraph()\n"
+        "    with torch.cuda.stream(torch.cuda.Stream()):\n        begin(graph)\n        {again}\n        out = fn()\n"
+        '        graph.capture_end()\n    return graph, out\n\n\nx = torch.zeros(4, device="cuda")\n'
+        "capture(lambda: x + 1)[0].replay()\n"
+    )
+    file = tmp_path / "program.py"
+    found = []
+    for again in ("pass", "torch.cuda.CUDAGraph().capture_begin()"):
+        file.write_text(text.replace("{again}", again), encoding="utf-8")
+        result = pipeline.lint([str(file)], config.Config(root=str(tmp_path), cache=False))
+        found.append({one.name for one in result.findings if one.severity == "crash"})
+    assert found == [set(), {"nested-capture"}]

@@ -54,6 +54,9 @@ def listed_call(event: ev.CallEvent, walk: Walk) -> Iterator[Report]:
     found = fact_for(event, walk, rulebook.load())
     if found is None or found.rule in JUDGED:
         return
+    opened = event.capture
+    if opened is not None and opened.at == event.at and opened.frame.func is event.frame.func:
+        return  # the call that opened the capture, on another graph that it may be
     if event.name in _NUMBERS and not any(on_device(one) is not None for one in event.args):
         return  # `bool(list_of_tensors)` asks for its length
     if _filled_before(event, walk):

@@ -220,6 +220,10 @@ def graph_method(machine: Machine, event: ev.CallEvent, graph: External | Instan
         words = dict(event.keywords)
         if event.args:
             words["pool"] = event.args[0]
+        same = next((one for one in machine.open if one.at == event.at and one.frame.func is machine.frame.func), None)
+        if same is not None:  # the same call on another graph that it may be
+            same.tags.add("one-of")
+            return NONE
         begin(machine, "manual", "torch.cuda.CUDAGraph.capture_begin", event.at, graph, words)
         return NONE
     if name == "capture_end":
