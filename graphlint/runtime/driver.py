@@ -19,7 +19,8 @@ import torch
 from graphlint.runtime.backend import Copies
 
 MOST = 128  # tensors in one launch: three addresses each in the 4 KiB of a kernel's parameters
-_THREADS, _BLOCKS = 256, 2048
+_THREADS, _BLOCKS, _LEAST_BLOCKS = 256, 2048, 128
+_MOST_TOGETHER = 4 << 20  # bytes of several tensors; beyond, moving them takes longer than torch's host work
 
 # Block row y copies tensor y, 16 bytes a thread where both addresses allow it, else 4, else 1.
 _PTX = """
@@ -108,19 +109,17 @@ def driver_copies(
 ) -> Copies | None:
     """A launch that fills the buffers at `addresses`, `sizes` bytes each, on the stream that `stream` points to.
 
-    None where it can't be had: no driver library by the usual name, another vendor's GPUs, too many tensors, or a
-    driver that refuses the kernel.
+    None where it can't be had: no driver library by the usual name, another vendor's GPUs, too many tensors, several
+    large ones (torch's kernel shares its blocks out by size, this one evenly), or a driver that refuses the kernel.
     """
-    count = len(sizes)
+    count, width = len(sizes), blocks_for(sizes)
     room = 1 << (count - 1).bit_length() if count else 0
-    kernel = _kernel(device.index or 0, room) if 0 < room <= MOST else None
+    kernel = _kernel(device.index or 0, room) if width else None
     if kernel is None:
         return None
     block = ctypes.create_string_buffer(24 * room)
     struct.pack_into(f"{count}Q", block, 0, *addresses)
     struct.pack_into(f"{count}Q", block, 16 * room, *sizes)
-    rows = -(-max(sizes) // (16 * _THREADS))
-    width = max(1, min(rows, _BLOCKS // count))
     numbers = [ctypes.c_uint(n) for n in (width, count, 1, _THREADS, 1, 1, 0)]
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(block))
     # everything is a ctypes object already: nothing is converted at a call
@@ -128,6 +127,14 @@ def driver_copies(
         library().cuLaunchKernel, kernel, *numbers, stream, pointers, ctypes.c_void_p()
     )
     return Copies(struct.Struct(f"{count}Q").pack_into, block, 8 * room, launch)
+
+
+def blocks_for(sizes: Sequence[int]) -> int:
+    """Blocks for each tensor of one launch, enough for the largest; 0 where torch's copy does better."""
+    if not 0 < len(sizes) <= MOST or (len(sizes) > 1 and sum(sizes) > _MOST_TOGETHER):
+        return 0
+    wanted = -(-max(sizes) // (16 * _THREADS))
+    return max(1, min(wanted, max(_BLOCKS // len(sizes), _LEAST_BLOCKS)))
 
 
 @functools.cache

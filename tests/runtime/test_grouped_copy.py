@@ -68,6 +68,17 @@ def test_mostly_gaps_and_bucketed_inputs_are_left_to_torch(kit: Any) -> None:
     assert not by_addresses(guard) and not by_addresses(bucketed)
 
 
+def test_one_launch_has_blocks_for_its_largest_tensor_or_is_left_to_torch() -> None:
+    from graphlint.runtime.driver import MOST, blocks_for
+
+    assert blocks_for([]) == 0 and blocks_for([4] * (MOST + 1)) == 0
+    assert blocks_for([0]) == blocks_for([4]) == blocks_for([4] * MOST) == 1
+    assert blocks_for([4097]) == 2
+    assert blocks_for([1 << 30]) == 2048  # alone, any size
+    assert blocks_for([1 << 20, *[4] * 127]) == 128  # not starved by its small neighbours
+    assert blocks_for([8 << 20, 4]) == 0  # torch shares its blocks out by size
+
+
 def test_inputs_that_require_grad_need_no_detaching(kit: Any) -> None:
     guard = kit.guard(lambda x: x * 3)
     with torch.no_grad():
