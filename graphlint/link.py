@@ -136,17 +136,21 @@ def target_names(target: ir.Expr) -> Iterator[str]:
         yield from target_names(target.value)
 
 
-def names_in(node: object) -> Iterator[str]:
-    """Every name that an expression mentions."""
-    if isinstance(node, ir.Name):
-        yield node.id
-    elif isinstance(node, (tuple, list)):
+def nodes_in(node: object) -> Iterator[msgspec.Struct]:
+    """Every statement and expression of a piece of code, outermost first."""
+    if isinstance(node, (tuple, list)):
         for one in node:
-            yield from names_in(one)
+            yield from nodes_in(one)
     elif isinstance(node, msgspec.Struct):
+        yield node
         for field in node.__struct_fields__:
             if field != "at":
-                yield from names_in(getattr(node, field))
+                yield from nodes_in(getattr(node, field))
+
+
+def names_in(node: object) -> Iterator[str]:
+    """Every name that an expression mentions."""
+    return (one.id for one in nodes_in(node) if isinstance(one, ir.Name))
 
 
 class ClassInfo:

@@ -19,7 +19,7 @@ from graphlint.flow.values import (
     Mapping,
     Value,
 )
-from graphlint.link import inner, names_in
+from graphlint.link import inner, names_in, nodes_in
 
 
 def incomplete_key(walk: Walk) -> Iterator[Report]:
@@ -214,15 +214,9 @@ def _mentioned(expression: ir.Expr, function: ir.Function | None) -> set[str]:
 
 def called_names(node: object) -> Iterator[str]:
     """The plain names that are called in a piece of code."""
-    if isinstance(node, ir.Call) and isinstance(node.func, ir.Name):
-        yield node.func.id
-    if isinstance(node, (tuple, list)):
-        for one in node:
-            yield from called_names(one)
-    elif isinstance(node, msgspec.Struct):
-        for field in node.__struct_fields__:
-            if field != "at":
-                yield from called_names(getattr(node, field))
+    for one in nodes_in(node):
+        if isinstance(one, ir.Call) and isinstance(one.func, ir.Name):
+            yield one.func.id
 
 
 def words_of(stmt: ir.Stmt) -> Iterator[str]:

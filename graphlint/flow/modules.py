@@ -41,6 +41,10 @@ MOVES = frozenset(
     {"to", "cuda", "cpu", "npu", "xpu", "half", "float", "bfloat16", "double", "to_empty", "type", "share_memory"}
 )
 CONTAINERS = ("torch.nn.Sequential", "torch.nn.ModuleList", "torch.nn.ModuleDict", "torch.nn.ParameterList")
+ELEMENTWISE = frozenset({"ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Dropout", "Softmax", "Identity"})
+POOLING = frozenset({"MaxPool2d", "AvgPool2d", "AdaptiveAvgPool2d"})
+PLAIN = ELEMENTWISE | POOLING | {"Flatten", "Upsample", "Mish", "LeakyReLU", "ELU"}  # without parameters
+KEEPS_RANK = ELEMENTWISE | {"LayerNorm", "RMSNorm", "BatchNorm1d", "BatchNorm2d", "Linear"}
 
 
 def is_module(value: Value) -> bool:
@@ -149,24 +153,7 @@ def named_parameters(machine: Machine, value: Value, at: ir.Span) -> dict[str, T
 def is_plain(name: str) -> bool:
     """A torch module without parameters."""
     last = name.rpartition(".")[2]
-    return last in (
-        "ReLU",
-        "GELU",
-        "SiLU",
-        "Tanh",
-        "Sigmoid",
-        "Dropout",
-        "Softmax",
-        "Identity",
-        "Flatten",
-        "MaxPool2d",
-        "AvgPool2d",
-        "AdaptiveAvgPool2d",
-        "Upsample",
-        "Mish",
-        "LeakyReLU",
-        "ELU",
-    ) or last.endswith("Loss")
+    return last in PLAIN or last.endswith("Loss")
 
 
 def weight(machine: Machine, module: External, name: str, at: ir.Span) -> Tensor:
@@ -404,25 +391,7 @@ def forward(machine: Machine, event: ev.CallEvent, module: External) -> Value:
     if device == DEFAULT:
         device = "?"
     rank = 0 if last.endswith("Loss") else None
-    if (
-        last
-        in (
-            "ReLU",
-            "GELU",
-            "SiLU",
-            "Tanh",
-            "Sigmoid",
-            "Dropout",
-            "Softmax",
-            "Identity",
-            "LayerNorm",
-            "RMSNorm",
-            "BatchNorm1d",
-            "BatchNorm2d",
-            "Linear",
-        )
-        and given
-    ):
+    if last in KEEPS_RANK and given:
         rank = given[0].rank
     grad = any(one.grad for one in given) or learns(machine, module)
     made = machine.tensor(event.at, device, "float", rank, grad=grad)
